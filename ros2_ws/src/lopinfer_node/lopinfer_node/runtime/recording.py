@@ -11,7 +11,9 @@ The estimate is a `timeline.Timeline`. The file has one JSON object per line:
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -21,12 +23,18 @@ from typing import Any
 from .execution import AnyProgram, AnyRun, AnyStep
 from .wire import Buffer
 
+_log = logging.getLogger(__name__)
+
 
 class Recording:
-    """Appends lines to the file at ``path``; any thread may call its methods."""
+    """Appends lines to the file at ``path``; any thread may call its methods.
+
+    If the file cannot be written any more, such as on a full disk, the recording logs one warning
+    and ends; inferences continue. The file then has whole lines only.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open('a', buffering=1)
+        self._file = path.open('ab', buffering=0)
         self._lock = threading.Lock()
         self._runs = 0
 
@@ -41,7 +49,20 @@ class Recording:
         line = json.dumps({'side': side, 'run': run, 'what': what, 'index': index, 'start': start,
                            'end': time.monotonic()})
         with self._lock:
-            self._file.write(line + '\n')
+            if not self._file.closed:
+                self._append(line.encode() + b'\n')
+
+    def _append(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except OSError as error:
+            _log.warning('the recording %s ends here: %s', self._file.name, error.strerror)
+            with contextlib.suppress(OSError):   # OSError: a pipe or a device
+                self._file.truncate(self._file.tell() - written)
+            with contextlib.suppress(OSError):   # such as a network file system that is full
+                self._file.close()
 
 
 class RecordedProgram:
