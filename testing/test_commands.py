@@ -1,11 +1,15 @@
 """Tests of the properties that the commands `rog`, `lopinfer` and `rrto` have in common."""
 
 import argparse
+import resource
 from importlib import metadata
 
 import pytest
+from lopinfer_node.cli import main as lopinfer_main
 from lopinfer_node.cli.main import make_parser as lopinfer
+from rog_cli import main as rog_main
 from rog_cli.main import make_parser as rog
+from rrto_bridge.cli import main as rrto_main
 from rrto_bridge.cli.main import make_parser as rrto
 
 
@@ -41,3 +45,13 @@ def test_a_mistyped_verb_is_answered_with_the_nearest_one(capsys, make_parser, w
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args(words)
     assert ended.value.code == 2 and f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('command', 'module'), [
+    ('rog', rog_main), ('lopinfer', lopinfer_main), ('rrto', rrto_main)])
+def test_a_command_without_file_descriptors_says_how_many_it_needs(
+        capsys, monkeypatch, command, module):
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (14, 1024))
+    assert module.main(['no verb']) == 2
+    assert capsys.readouterr().err == \
+        f'{command}: at least 15 file descriptors are needed (ulimit -n), got 14\n'

@@ -262,15 +262,18 @@ CODE = {
         task = load_task(training.task, training.task_options, 1, training.batch_size)
         model, loss, data = task.model(), task.loss, itertools.islice(task.batches(0, 3), 3)
         ''', 'assert optimizer.iteration > 3 or optimizer.stopped'),
-    'from rog_core.errors import ConfigError': ('', '''
-        import pytest
+    'from rog_core.methods.ssp import Ssp': ('', '''
+        from rog_core.errors import ConfigError
         from rog_core.method_check import check_named
         from rog_core.methods import Team, create
         check_named('__main__:Tight:8:robot2', Team())
         method = create('__main__:Tight:8:robot2')
         assert [method.bound_of(name) for name in ('robot1', 'robot2')] == [9, 4.5]
-        with pytest.raises(ConfigError, match='one of robot1, robot2, got robot3'):
-            check_named('__main__:Tight:8:robot3', Team({'robot1': 1.0, 'robot2': 1.0}))
+        try:
+            check_named('__main__:Tight:8:robot2', Team({'robot1': 1.0, 'robot3': 1.0}))
+            raise AssertionError('a robot that the fleet does not have')
+        except ConfigError as error:
+            assert str(error) == 'robot must be one of robot1, robot3, got robot2'
         '''),
     'from lopinfer_node import offload': ('''
         import torch

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
+import resource
 import signal
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, NoReturn
 
-from .errors import did_you_mean
+from .errors import SettingError, did_you_mean
 
 # Distributions that can contain this package: the first in a ROS workspace, the second if the suite
 # is installed from a wheel.
 PROVIDERS = ('fleet_env', 'rog_suite')
+DESCRIPTORS = 15  # with fewer file descriptors no node of ROS 2 starts (measured; Fast DDS 2.14)
 _CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)")
 
 
@@ -74,7 +76,15 @@ class ShowVersion(argparse.Action):
 
 
 def command_parser(name: str, description: str) -> CommandParser:
-    """Return a parser for the command ``name``, with the option `--version`."""
+    """Return a parser for the command ``name``, with the option `--version`.
+
+    :raises SettingError: this process may not open `DESCRIPTORS` files. Otherwise the imports of
+        the command's verbs would fail, with tracebacks.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < DESCRIPTORS:  # RLIM_INFINITY is -1
+        raise SettingError(f'at least {DESCRIPTORS} file descriptors are needed (ulimit -n), '
+                           f'got {most}')
     parser = CommandParser(prog=name, description=description)
     parser.add_argument('--version', action=ShowVersion)
     return parser

@@ -1,11 +1,8 @@
 """An error in the nodes' settings names the parameter whose file or folder cannot be used."""
 
-from pathlib import Path
-
 import pytest
 from fleet_env.errors import SettingError
 from lopinfer_node.parameters import ClientSettings, ServerSettings
-from lopinfer_node.runtime.recording import Recording
 
 
 def test_a_folder_of_models_is_made_or_the_parameter_is_named(tmp_path):
@@ -19,11 +16,3 @@ def test_a_folder_of_models_is_made_or_the_parameter_is_named(tmp_path):
 def test_a_recording_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(SettingError, match='parameter recording .* Is a directory'):
         ClientSettings(recording=str(tmp_path)).open_recording()
-
-
-def test_a_recording_ends_with_one_warning_when_the_disk_is_full():
-    recording = Recording(Path('/dev/full'))
-    with pytest.warns(UserWarning, match='recording /dev/full ends: No space left') as warned:
-        for run in range(3):
-            recording.note(0, run, 'compute', 1, 0.0)
-    assert len(warned) == 1

@@ -138,6 +138,19 @@ def test_a_method_may_hold_one_robot_closer_than_the_others(package, ahead, comp
     assert pushes == computed
 
 
+def test_a_method_that_names_a_robot_refuses_one_that_the_fleet_does_not_have(package):
+    sync = package(TIGHT + '''
+    def bounds(self):
+        self.team.require_robot(self.spec.arguments[1])
+        return 5, 5
+''') + ':Tight:5:robot'
+    fleet = Team(codec='onebit', capacities={'robot1': 1.0, 'robot2': 1.0})
+    check_named(f'{sync}2', fleet)
+    check_named(f'{sync}7', Team())   # any robot may join
+    with pytest.raises(ConfigError, match='^robot must be one of robot1, robot2, got robot7$'):
+        check_named(f'{sync}7', fleet)
+
+
 def test_a_tighter_bound_is_not_for_a_robot_s_own_rows(package):
     """A tighter bound for one robot does not apply to the age of this robot's own rows.
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import resource
 
 import pytest
 import torch
@@ -168,16 +169,38 @@ def test_without_room_nothing_is_kept(tmp_path):
     assert Weights(100, tmp_path).keep(b'', digest_of(b'')) is None
 
 
-@pytest.mark.parametrize('blocked', ['lock', 'new'])
-def test_weights_are_not_kept_in_a_folder_that_cannot_be_written(tmp_path, blocked):
-    (tmp_path / blocked).mkdir()   # root may write everywhere, but into no directory
-    assert Weights(100, tmp_path).keep(b'abc', digest_of(b'abc')) is None
+@pytest.mark.parametrize('failing', ['lock', 'new', 'folder'])
+def test_weights_that_cannot_be_kept_are_uploaded_all_the_same(failing, tmp_path):
+    folder = tmp_path / 'weights'
+    if failing != 'folder':   # a folder in the place of a file that must be written
+        (folder / failing).mkdir(parents=True)
+    weights = Weights(1 << 20, folder)
+    to = port(weights=weights)
+    meta, data = tensors.pack(torch.arange(6.0))
+    handle, ticket = to.machine.find(digest_of(data), meta)
+    assert to.wait(ticket) is False
+    to.wait(to.machine.keep(handle, meta, data, digest_of(data)))
+    assert bytes(to.wait(to.machine.download(handle))[1]) == bytes(data) and weights.used == 0
 
 
-def test_a_weight_that_cannot_be_opened_is_not_found(tmp_path):
-    digest = digest_of(b'abc')
-    (tmp_path / digest).mkdir()
-    assert Weights(100, tmp_path).find(digest, 3) is None
+@pytest.mark.parametrize('left', range(4))
+def test_weights_are_an_optimisation_without_file_descriptors(left, tmp_path):
+    weights, data = Weights(1 << 20, tmp_path), b'abc'
+    assert weights.keep(data, digest_of(data)) is not None
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # `lowest` as the limit leaves `left` descriptors.
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(left)]
+    lowest = os.dup(0)
+    os.close(lowest)
+    for descriptor in taken:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        weights.find(digest_of(data), 3)
+        weights.keep(b'def', digest_of(b'def'))
+        assert weights.used in (0, 3, 6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def garbage(chance):

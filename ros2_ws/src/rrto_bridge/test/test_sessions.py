@@ -1,6 +1,7 @@
 """Sessions: who may join, what happens when a program's process ends, and each session's stream."""
 
 import math
+import signal
 from collections import deque
 
 import pytest
@@ -286,6 +287,19 @@ def test_a_process_that_cannot_start_delays_the_next_start():
     server.on_ended('p0', Ending(1, 'no process is left'), 0.0)
     assert server.on_open(request('p4'), 0.0) == ('', [])
     assert server.on_time(4.9) == [] and server.on_time(5.0) == [Begin('p4', 1)]
+
+
+@pytest.mark.parametrize(('ending', 'late'), [
+    (Ending(-signal.SIGALRM, 'it ends', told=True), 1.0),   # it hung while it left the ROS graph
+    (Ending(-signal.SIGALRM), 5.0), (Ending(-signal.SIGSEGV, 'it ends', told=True), 5.0),
+    (Ending(2, 'no message', told=True), 5.0)])
+def test_only_a_process_that_hung_after_its_work_does_not_delay_the_next_start(ending, late):
+    server = ServerMachine('2', 'ops')
+    for k in range(4):
+        server.on_open(request(f'p{k}'), 0.0)
+    server.on_ended('p0', ending, 0.0)
+    server.on_open(request('p4'), 0.0)
+    assert server.deadline == late
 
 
 def test_a_program_that_left_before_its_turn_gets_no_process():

@@ -11,28 +11,30 @@ The estimate is a `timeline.Timeline`. The file has one JSON object per line:
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import threading
 import time
-import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from .execution import AnyProgram, AnyRun, AnyStep
 from .wire import Buffer
+
+_log = logging.getLogger(__name__)
 
 
 class Recording:
     """Appends lines to the file at ``path``; any thread may call its methods.
 
-    If a line cannot be written, for example because the disk is full, the recording ends with a
-    warning. The inferences go on.
+    If the file cannot be written any more, such as on a full disk, the recording logs one warning
+    and ends; inferences continue. The file then has whole lines only.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO | None = path.open('a', buffering=1)
+        self._file = path.open('ab', buffering=0)
         self._lock = threading.Lock()
         self._runs = 0
 
@@ -47,16 +49,20 @@ class Recording:
         line = json.dumps({'side': side, 'run': run, 'what': what, 'index': index, 'start': start,
                            'end': time.monotonic()})
         with self._lock:
-            if self._file is None:
-                return
-            try:
-                self._file.write(line + '\n')
-            except OSError as error:
-                warnings.warn(f'the recording {self._file.name} ends: {error.strerror}',
-                              stacklevel=2)
-                with suppress(OSError):
-                    self._file.close()   # closing writes again what could not be written
-                self._file = None
+            if not self._file.closed:
+                self._append(line.encode() + b'\n')
+
+    def _append(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except OSError as error:
+            _log.warning('the recording %s ends here: %s', self._file.name, error.strerror)
+            with contextlib.suppress(OSError):   # OSError: a pipe or a device
+                self._file.truncate(self._file.tell() - written)
+            with contextlib.suppress(OSError):   # such as a network file system that is full
+                self._file.close()
 
 
 class RecordedProgram:

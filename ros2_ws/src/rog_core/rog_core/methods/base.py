@@ -82,6 +82,11 @@ class Team:
                               'parent fleet may change meanwhile; choose another method, or train '
                               'without upstream')
 
+    def require_robot(self, name: str) -> None:
+        """Raise `ConfigError` if the robots are known and none of them is called ``name``."""
+        if self.capacities and name not in self.capacities:
+            raise ConfigError(f'robot must be one of {", ".join(self.capacities)}, got {name}')
+
 
 @dataclass(frozen=True)
 class Model:

@@ -95,10 +95,12 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
             axes[0].annotate(text, (1, 100 * value), xycoords=('axes fraction', 'data'),
                              xytext=(-2, 2), textcoords='offset points', color='gray', ha='right')
         figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=8)
-    for fault in (e for e in events if isinstance(e, Fault)):
+    for index, fault in enumerate(e for e in events if isinstance(e, Fault)):
         axes[0].axvline(fault.t, color='red', lw=.8, ls='--')
-        axes[0].annotate(f'{fault.robot} {fault.what}', (fault.t, 0), rotation=90,
-                         xycoords=('data', 'axes fraction'), color='red', ha='right', va='bottom')
+        # Labels are left and right of their lines in turn: `rejoined` often comes soon after `lost`.
+        axes[0].annotate(f'{fault.robot} {fault.what}', (fault.t, 0), rotation=90, va='bottom',
+                         xycoords=('data', 'axes fraction'), color='red',
+                         ha=('right', 'left')[index % 2])
     axes[0].set_ylabel('accuracy, %')
     axes[0].set_ylim(top=105)
     axes[1].set_ylabel('link, Mbit/s')

@@ -3,10 +3,14 @@
 Each weight is a file in host memory that the processes of all programs map. The processes share the
 pages of this file; a process that writes to its tensor gets private pages. The least recently used
 weight is deleted first. A process that has mapped a deleted weight can still use it.
+
+Kept weights only save time. So an `OSError`, such as a full disk or no file descriptor left, means
+that a weight is not kept or not found; it ends no program.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -29,8 +33,11 @@ class Weights:
 
     @property
     def used(self) -> int:
-        """Number of bytes of all kept weights."""
-        return sum(size for _, size, _ in self._kept())
+        """Number of bytes of all kept weights; 0 if the folder cannot be read."""
+        try:
+            return sum(size for _, size, _ in self._kept())
+        except OSError:
+            return 0
 
     def find(self, digest: str, size: int) -> mmap.mmap | None:
         """Return the bytes of a weight as private writable memory; None if they are not kept."""
@@ -42,7 +49,7 @@ class Weights:
                 if os.fstat(file.fileno()).st_size != size:
                     return None
                 return _mapped(file.fileno(), size)
-        except OSError:   # the file does not exist or cannot be opened
+        except OSError:
             return None
 
     def keep(self, data: Any, digest: str) -> mmap.mmap | None:
@@ -56,26 +63,22 @@ class Weights:
         if self.folder is None or not 0 < size <= self.limit:
             return None
         try:
-            self._write(data, digest)
-        except OSError:   # no space left, no file descriptor left, or the folder is read-only
+            # If the process ends, the operating system releases the lock.
+            with (self.folder / 'lock').open('w') as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                found = self.find(digest, size)
+                if found is not None:
+                    return found
+                self._make_room(size)
+                new = self.folder / 'new'
+                try:
+                    new.write_bytes(data)
+                    new.replace(self.folder / digest)
+                finally:
+                    new.unlink(missing_ok=True)
+        except OSError:
             return None
         return self.find(digest, size)
-
-    def _write(self, data: Any, digest: str) -> None:
-        assert self.folder is not None
-        # If the process ends, the operating system releases the lock.
-        with (self.folder / 'lock').open('w') as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.find(digest, len(data)) is not None:
-                return
-            self._make_room(len(data))
-            new = self.folder / 'new'
-            try:
-                new.write_bytes(data)
-                new.replace(self.folder / digest)
-            except OSError:
-                new.unlink(missing_ok=True)
-                raise
 
     def _make_room(self, size: int) -> None:
         kept = sorted(self._kept())
@@ -103,4 +106,6 @@ def _mapped(file: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(file, size, access=mmap.ACCESS_COPY)
     except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
         raise OutOfMemory(f'weights of {size >> 20} MiB cannot be mapped: {error}') from error

@@ -183,14 +183,18 @@ class ServerMachine:
         """Handle the end of a program's process, or the failure of its start.
 
         If the process has not told the program the reason, send the reason to the program now.
-        Otherwise the program would wait for a process that does not exist. If the status is not 0,
-        delay the next start.
+        Otherwise the program would wait for a process that does not exist. If the process has
+        failed, delay the next start.
         """
         known = self._programs.pop(program, None)
         if known is None:
             return []
         self._waiting = deque(begin for begin in self._waiting if begin.program != program)
-        if ending.status:
+        # A process that has told its program the reason had done its work before SIGALRM ended it
+        # in `fleet_ros.ending.limit_leaving`. No peer can use this to start processes faster: such
+        # a process has kept its place among the programs for longer than `FAULT`.
+        hung_leaving = ending.told and ending.status == -signal.SIGALRM
+        if ending.status and not hung_leaving:
             self._pay(FAULT, now)
         if ending.told:
             return [Leave(program, ending.reason)]
