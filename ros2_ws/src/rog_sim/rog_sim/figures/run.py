@@ -97,7 +97,7 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
         figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=8)
     for index, fault in enumerate(e for e in events if isinstance(e, Fault)):
         axes[0].axvline(fault.t, color='red', lw=.8, ls='--')
-        # Labels are left and right of their lines in turn: `rejoined` often comes soon after `lost`.
+        # Write the labels left and right of their lines in turn: events may follow closely.
         axes[0].annotate(f'{fault.robot} {fault.what}', (fault.t, 0), rotation=90, va='bottom',
                          xycoords=('data', 'axes fraction'), color='red',
                          ha=('right', 'left')[index % 2])
