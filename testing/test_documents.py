@@ -67,8 +67,8 @@ SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
                'robot3: [1-9]')
 FLEET = Beside(f'{UP} --only server,robot3', 'robot3: [1-9]')
-# Order of the tests, by the command that runs beside them. FLEET is last, because the tests of
-# Python code come next, and some of them also need FLEET.
+# Order of the tests, by the command that runs beside them. FLEET is the last of them, because the
+# tests of Python code run after these tests, and some of them also need FLEET.
 TURNS = [None, SERVER, KEYED, FLEET]
 
 # Maps a command, as a document has it, to the command that the test runs.

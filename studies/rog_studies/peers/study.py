@@ -121,8 +121,8 @@ def fleet_of(plan: Plan, scenario: Scenario, seed: int, place: Path) -> FleetCon
     if not scenario.record:
         return fleet
     fleet = linked(fleet, scenario.record, plan.records[scenario.record], place)
-    # `linked` sets ``scale`` for virtual time, to the share of a rate that transfers reach. Here
-    # the transfers are real, so set ``scale`` to the plan's factor alone.
+    # `linked` has set ``scale`` for virtual time: to the share of the link's rate that transfers
+    # reach. Here the transfers are real, so set ``scale`` to the plan's factor alone.
     return changed(fleet, robots=tuple(
         changed(robot, link=changed(robot.link, scale=plan.scale)) for robot in fleet.robots))
 

@@ -134,7 +134,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
             return SUCCESS
         except Exception as error:
             users, self._failure = is_users(error, self.packages), error
-            if not self._begins:  # during autostart, the constructor raises the error
+            if not self._begins:  # while it begins, `_bring_up` raises the error
                 self.get_logger().error(f'{what} failed: {error}' if users else
                                         f'{what} failed: {traceback.format_exc()}')
             return FAILURE if users else ERROR

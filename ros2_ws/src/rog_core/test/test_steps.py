@@ -289,7 +289,7 @@ def begin(step, ours):
 
 
 def phase(ours, step, sgd, ahead=0):
-    """Compute a phase as a worker does, keep its result, and return the order to compute it."""
+    """Compute a phase as a worker does, and keep its result; return the message that orders it."""
     order = computation_of(step).begin(ours.store, 1, ahead)
     ours.source.compute(order, sgd)
     kept(ours, order.step, sgd)

@@ -21,8 +21,9 @@ class Quadratics:
     The loss of a batch is sum(curves * (weights - centre) ** 2) / 2. All batches of a robot have
     the same centre, but different curves.
 
-    ``corrected``: for each corrected gradient, the robot, the iteration, and the weights and full
-    gradient that corrected it. ``plain``: number of gradients without correction.
+    ``corrected``: for each corrected gradient, the robot, the iteration, and the weights and the
+    full gradient of the anchor that the correction used. ``plain``: number of gradients without
+    correction.
     """
 
     def __init__(self, elements, seed):

@@ -51,7 +51,7 @@ class DiLoCo(Outer):
             raise ConfigError(f"'{spec.text}': the quorum is {self.quorum} robots; the fleet "
                               f'has {len(team.capacities)}')
         self.grace = self.numbers.get('grace', 0.0)
-        self._met = -1           # newest round that at least K robots have pushed (option quorum=K)
+        self._met = -1           # newest round in which K robots have pushed (option quorum=K)
         self._since = 0.0        # time of the K-th push of the round `_met`, in seconds
         self._over = -1          # newest round whose grace is over
         self._newest = -1        # newest round that any robot has finished

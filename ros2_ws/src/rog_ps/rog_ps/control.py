@@ -93,7 +93,7 @@ class Control:
         return ''
 
     def _refusal(self, request: Any = None) -> str:
-        """Return why an authenticated call is refused; '' means that it is carried out.
+        """Return the reason to refuse a call, apart from a wrong tag; '' if it is carried out.
 
         :param request: request of one of our services; None: a call that sets parameters, which
             cannot carry a tag.

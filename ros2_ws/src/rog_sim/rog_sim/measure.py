@@ -63,7 +63,7 @@ class Run:
         return self._accuracy(0, times)
 
     def accuracy_after(self, iterations: ArrayLike) -> Series:
-        """Return the mean accuracy when each robot has finished ``iterations`` [n] iterations.
+        """Return the robots' mean accuracy after each of n numbers of iterations (``iterations``).
 
         The accuracy is NaN until every robot has an accuracy.
         """

@@ -153,7 +153,7 @@ class Followed:
             value.items() if hasattr(value, 'items') else enumerate(value))]
 
     def _attributes(self, path: str, value: ModuleType | FunctionType) -> None:
-        """Follow those attributes of a module or function whose names the code contains."""
+        """Follow the attributes of a module or function that the followed code names."""
         own = vars(value)
         if own and follows(value):
             self._owners.append(_Owner(path, own.get, lambda: self._names & own.keys()))

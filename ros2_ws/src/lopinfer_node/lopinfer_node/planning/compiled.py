@@ -159,8 +159,8 @@ def settle(p, w, most, least, as_is):
     """Derive cuts and needs from the bounds `most` and `least`, and store them in `w`.
 
     The needs are the intervals that the consumers on each side need, `w.lo` and `w.hi`.
-    Return False if the result of a global operator must not cross the link (`stays`), but a
-    consumer on the other side needs it. `as_is`: use the bounds as the cuts, unchanged and
+    Return False if a consumer on the other side needs the result of a global operator in `stays`,
+    whose results must not cross the link. `as_is`: use the bounds as the cuts, unchanged and
     unchecked, and derive only the needs.
     """
     for v in range(len(p.kind)):

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-FLOW = 1 << 30  # capacities are scaled so that a known cut has this weight; SciPy needs int32
+FLOW = 1 << 30  # capacities are scaled so that the cut `known` has this weight; SciPy needs int32
 
 
 class Network:

@@ -27,8 +27,9 @@ from .plan import DEVICE, SERVER
 STEPS = 8                  # the beam search tries fractions that are multiples of 1 / STEPS
 UP, DOWN = DEVICE, SERVER
 APART, ON_DEVICE, ON_SERVER = 0, 1, 2
-# Kinds of boundaries: (direction, 1 if the fraction of the boundary also bounds the operators
-# since the previous boundary, otherwise 0).
+# Kinds of boundaries. A boundary divides its operator at a fraction of the indices. A kind is the
+# direction of the boundary, and 1 if the operators since the previous boundary are divided at the
+# same fraction, otherwise 0.
 _KINDS = ((UP, 0), (UP, 1), (DOWN, 0))
 
 
@@ -111,9 +112,10 @@ def beam_search(p, w, positions, width, most, least):
     of the plans from which the search starts. The search goes over the operators in topological
     order. At every position each beam gives several plans: the beam itself, and plans with a
     boundary at this position and all later operators on one side. The search keeps the best of
-    these plans. A new boundary can shorten the critical path of a beam only if the path contains
-    an operator between the beam's last boundary and this position. Otherwise the search tries no
-    boundary here. Return the bounds of the best `width` plans, best first.
+    these plans. A new boundary can shorten the critical path of a beam only if the path contains an
+    operator between the beam's last boundary and this position. If the path contains none, the
+    search tries no boundary at this position. Return the bounds of the best `width` plans, best
+    first.
     """
     beams, nodes = most.shape
     last = np.full(beams, -1)
@@ -126,9 +128,9 @@ def beam_search(p, w, positions, width, most, least):
     for position in positions:
         # Each row of `ways` is one way to extend a beam. A row has five numbers: the beam; the
         # direction of the new boundary (-1: no new boundary); the side of the global operators
-        # since the previous boundary; 1 if the fraction of the new boundary also bounds the other
-        # operators since the previous boundary, otherwise 0; the number of the fraction, below
-        # STEPS.
+        # since the previous boundary; 1 if the other operators since the previous boundary are
+        # divided at the same fraction as the new boundary's operator, otherwise 0; the index of
+        # this fraction, from 0 to STEPS - 1.
         ways = np.zeros((beams * (1 + 6 * STEPS), 5), np.int64)
         values = np.full((len(ways), 3), np.inf)
         made = 0

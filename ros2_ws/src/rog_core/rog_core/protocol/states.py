@@ -111,7 +111,8 @@ MEMBER = Table('a member', {
     STOPPED: {},
 }, frozenset({'enter', 'pulled', 'pushed', 'drained', 'leave'}))
 
-# The place of a member has its own table, because the transfers of a retired robot continue.
+# Whether a member counts or is retired has its own table, because the transfers of a retired robot
+# continue.
 PLACE = Table('a place', {
     COUNTED: {'retire': RETIRED},
     RETIRED: {'return': COUNTED},

@@ -12,7 +12,7 @@ VISIBLE = 'CUDA_VISIBLE_DEVICES'
 HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
 # Environment variable with the process id of the server that was started for the program.
 STARTING = 'RRTO_STARTING'
-START_LIMIT = 300.0  # maximum time in seconds that the program waits for the server in `STARTING`
+START_LIMIT = 300.0  # maximum time in seconds that the program waits for this server
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
 
 # Environment variable with the settings; our sitecustomize.py reads it in the program.

@@ -109,7 +109,7 @@ class _Run:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Stop the run; the next value reports the first error to the client."""
+        """Stop the run. The next value that the client receives reports the run's first error."""
         self.stopped = True
         self.error = self.error or error
 

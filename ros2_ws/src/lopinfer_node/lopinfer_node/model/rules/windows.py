@@ -148,7 +148,7 @@ def _transposed(call: Call, value: Value, at: int, padding: list[int], dims: int
 
 
 def _bias(call: Call, like: torch.Tensor) -> torch.Tensor:
-    """Return the bias: a transposed convolution's result at positions that no input affects."""
+    """Return the bias. A transposed convolution has this result where no input affects it."""
     bias = call.arguments.get('bias')
     rank = like.dim()
     if bias is None:
