@@ -181,7 +181,7 @@ def test_values_of_the_wrong_length_are_refused(codec, change):
 
 
 def one_row(length):
-    """Return a partition of one segment, ``length`` elements long, and the segment's id as array."""
+    """Return a partition of one segment of ``length`` elements, and an array with its id, 0."""
     return partition_of([('p', (length,))], codec='ternary'), np.zeros(1, np.int64)
 
 
