@@ -13,8 +13,8 @@ from rog_core.steps import Gradient, Local
 class Lag(Method):
     """Lag:S: a robot waits when it is S iterations ahead of the slowest row.
 
-    In each push and pull, the most important quarter of the rows travels first. With the option
-    +local, a robot makes 2 local steps of SGD in each iteration.
+    Each push and pull carries at least a quarter of the rows: first the overdue ones, then the
+    most important ones. With +local, a robot makes 2 local steps of SGD in each iteration.
     """
 
     known = ('local',)                                 # options that users may add with +
