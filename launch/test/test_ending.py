@@ -17,10 +17,10 @@ MARK = 'ROG_TEST_ENDING'
 class Launcher:
     """Runs `rog fleet up`. An environment variable marks all processes that this command starts."""
 
-    def __init__(self, folder, *options):
+    def __init__(self, folder, *options, **fleet):
         self.out = folder / 'out'
         self.mark = f'{MARK}={folder}'
-        file = write_fleet(folder, robots=1)
+        file = write_fleet(folder, **fleet)
         self.lines = Lines(subprocess.Popen(
             [sys.executable, '-m', 'rog_cli.main', 'fleet', 'up', str(file), '--plain', '--out',
              str(self.out), *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -78,7 +78,7 @@ def test_a_second_signal_ends_it_at_once_and_is_its_exit_code(tmp_path, number):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('there', ['out/fleet.yaml', 'out/logs/server.log'])
+@pytest.mark.parametrize('there', ['out/fleet.yaml', 'out/logs/robot2.log'])
 def test_a_signal_before_the_run_begins_ends_it_too(tmp_path, there):
     """A signal ends the fleet even if it arrives before all processes have started."""
     launcher = Launcher(tmp_path)

@@ -596,7 +596,7 @@ def test_a_robot_that_lies_beside_each_message_is_refused_and_the_twin_is_taken(
         # of its transfer is dropped without a warning.
         liar.until(lambda: len(told) > 3 and (not counted or refused(liar) >= before + 3),
                    'it lies, and refusals are counted')
-        all_train(liar)
+        all_train(liar, iterations=6)
     finally:
         liar.lie = lambda value: []
     all_train(liar)

@@ -43,9 +43,9 @@ def until_trained(launch, robots=1):
 @pytest.mark.long
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_whatever_ends_the_launcher_ends_all_and_results_are_written(tmp_path, number):
-    fleet, out = write_fleet(tmp_path, robots=1), tmp_path / 'out'
+    fleet, out = write_fleet(tmp_path, robots=2), tmp_path / 'out'
     with Launched(tmp_path, FILE, f'fleet:={fleet}', f'out:={out}') as launch:
-        robots = until_trained(launch)
+        robots = until_trained(launch, 2)
         launch.signal(number)
         launch.wait()
     assert launch.code in (0, -number) and 'exit code' not in launch.output, launch.output

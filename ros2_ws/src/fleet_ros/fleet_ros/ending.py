@@ -80,8 +80,7 @@ class Interruption:
             _silence()
         if alone or now - self._first.setdefault(number, now) > _SAME:
             self.at_once = True
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(_BOUND)  # ends the process even if it hangs
+            _end_within(_BOUND)
         if self._raises:
             raise KeyboardInterrupt
 
@@ -206,8 +205,18 @@ def limit_leaving() -> None:
     (GIL).
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, LEAVING)
+        _end_within(LEAVING)
+
+
+def _end_within(seconds: float) -> None:
+    """Let the kernel end this process by SIGALRM after ``seconds`` seconds, even if it hangs.
+
+    If an earlier call has set a limit that comes sooner, this limit stays.
+    """
+    ours = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL  # else the timer is of other code
+    left = signal.getitimer(signal.ITIMER_REAL)[0] if ours else 0.0
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, left or seconds))
 
 
 def ignore_signals() -> None:

@@ -79,3 +79,27 @@ def test_a_node_that_hangs_while_it_is_destroyed_is_ended():
     ended = subprocess.run([sys.executable, '-c', HANGS], env=environment(free_domain()),
                            check=False, timeout=LIMIT)
     assert ended.returncode == -signal.SIGALRM
+
+
+LIMITS = """
+import signal
+from fleet_ros.ending import LEAVING, limit_leaving
+
+def left():
+    limit_leaving()
+    return signal.getitimer(signal.ITIMER_REAL)[0]
+
+signal.alarm(5)                     # a limit that comes sooner
+assert left() <= 5
+signal.alarm(100)                   # a limit that comes later
+assert 5 < left() <= LEAVING
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.alarm(5)                     # a timer of the user's code
+assert 5 < left() <= LEAVING
+"""
+
+
+def test_only_a_sooner_limit_of_our_own_replaces_the_time_to_leave():
+    done = subprocess.run([sys.executable, '-c', LIMITS], env=environment(free_domain()),
+                          capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (0, '')
