@@ -360,7 +360,7 @@ class _Run:
     def _accuracy(self) -> float | None:
         """Return the accuracy of the model in the last checkpoint; None without a checkpoint."""
         import torch
-        from rog_core.model.flat import trainable
+        from rog_core.model.flat import contents_of
         from rog_ps.directory import kept
         from rog_tasks.task import load_task, measure
         from safetensors.torch import load
@@ -374,7 +374,7 @@ class _Run:
         model = task.model()
         tensors = load(found.content)
         with torch.no_grad():
-            for name, parameter in trainable(model):
+            for name, parameter in contents_of(model).trained:
                 parameter.copy_(tensors[name])
         return round(measure(task, model), 5)
 
