@@ -113,14 +113,14 @@ def write(store: Kept, partition: RowPartition, master: np.ndarray, state: Serve
         raise CheckpointError(str(error)) from error
 
 
-def read(found: Save, partition: RowPartition, fresh: np.ndarray
+def read(found: Save, partition: RowPartition, fresh: np.ndarray | None = None
          ) -> tuple[np.ndarray, ServerState, float]:
     """Return master rows, server state and elapsed seconds from a checkpoint.
 
     The master rows contain the frozen parameters if a robot has unfrozen one of them.
 
     :param fresh: a new model, float32 (elements,); a checkpoint of an earlier version, which has
-        no buffers, gets them from it.
+        no buffers, gets them from it; None: such a checkpoint is refused.
     :raises CheckpointError: the checkpoint is of another model or schema, or is damaged.
     """
     path, meta = found.path, found.meta
@@ -128,7 +128,8 @@ def read(found: Save, partition: RowPartition, fresh: np.ndarray
         if meta['schema'] != SCHEMA:
             raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
                                   f'{SCHEMA}')
-        is_former = meta['model'] == partition.trained_digest != partition.digest
+        is_former = fresh is not None and meta['model'] == partition.trained_digest \
+            and partition.trained_digest != partition.digest
         if not is_former and meta['model'] != partition.digest:
             raise CheckpointError(f'{path} is of another model or granularity; choose another '
                                   'out directory, or start without resume')
@@ -141,6 +142,7 @@ def read(found: Save, partition: RowPartition, fresh: np.ndarray
             partition = partition.grown
         base = tensors.get(BASE)
         if is_former:
+            assert fresh is not None
             buffers = fresh[partition.buffers]
             more = partition.buffer_rows
             updated_at = np.append(updated_at, np.zeros(more.stop - more.start, np.int64))

@@ -61,10 +61,10 @@ def combined(before: np.ndarray, after: np.ndarray, theirs: np.ndarray, integers
              weight: float) -> np.ndarray:
     """Return the fleet's new buffers.
 
-    ``before`` and ``after``: the fleet's buffers without and with the change of a robot; ``theirs``:
-    the buffers of this robot. A robot may have computed its change long ago, so the change may be
-    larger than the present value. Then a variance could become negative. So the mean of numbers
-    that are not negative is at least the robot's own share; in lock-step it always is.
+    ``before`` and ``after``: the fleet's buffers without and with the change of a robot;
+    ``theirs``: the buffers of this robot. A robot may have computed its change long ago, so the
+    change may be larger than the present value. Then a variance could become negative. So the mean
+    of numbers that are not negative is at least the robot's own share; in lock-step it always is.
     """
     positive = (before >= 0) & (theirs >= 0)
     after = np.where(positive, np.maximum(after, np.float32(weight) * theirs), after)

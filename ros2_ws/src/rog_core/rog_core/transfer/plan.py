@@ -174,9 +174,9 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
     the next rows in this order are mandatory, too. ``scores``: importance, float32 (rows,).
     ``age`` int64 (rows,): number of iterations since each row was sent. A row whose age reaches the
     threshold is overdue: if it were not sent, it would exceed the staleness bound. ``candidates``
-    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. ``total``: number
-    of rows of which ``sending.minimum`` is a share; 0: all rows of the model. Rows with equal
-    scores keep model order, so the plan is deterministic.
+    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. ``total``:
+    number of rows of which ``sending.minimum`` is a share; 0: all rows of the model. Rows with
+    equal scores keep model order, so the plan is deterministic.
     """
     total = total or partition.rows
     rows = np.flatnonzero(candidates)
