@@ -217,8 +217,15 @@ class RowPartition:
         ``switched``: numbers of the parameters that the robot has frozen or unfrozen since the
         model was made.
         """
+        changed = frozenset(switched)
+        return self._trained(changed) if changed else self._trained_at_first.copy()
+
+    @cached_property
+    def _trained_at_first(self) -> np.ndarray:
+        return self._trained(frozenset())
+
+    def _trained(self, changed: frozenset[int]) -> np.ndarray:
         trained = np.zeros(self.rows, bool)
-        changed = set(switched)
         for k, parameter in enumerate(self.parameters):
             if parameter.role in BUFFERS or (parameter.role == Role.FROZEN) != (k in changed):
                 continue

@@ -44,7 +44,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     differ, age = pending > 0, member.iteration - member.pulled_at
     if config.buffers == 'local':
         differ[partition.buffer_rows] = False
-    candidates = differ & member.step.turn(age)
+    candidates = differ & member.step.turn(age) & plans.due_buffers(partition, sending, age)
     time = budget(member, active) if method.time_limited else math.inf
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),

@@ -153,6 +153,18 @@ def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budg
     return Plan(_windows(partition, _expand(partition, order)), 0, rows.size, budget)
 
 
+def due_buffers(partition: RowPartition, sending: Sending, age: np.ndarray) -> np.ndarray:
+    """Return which rows may be sent as far as the age of buffers decides, bool (rows,).
+
+    Statistics change slowly, and are sent raw: a row of a buffer is sent after a quarter of the
+    staleness threshold, so that it takes few bytes. ``age``: see `by_importance`.
+    """
+    due = np.ones(age.size, bool)
+    rows = partition.buffer_rows
+    due[rows] = age[rows] >= sending.threshold // 4
+    return due
+
+
 def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec, rate: float,
                patience: float) -> Codec:
     """Return ``codec``, or ``smaller`` if the mandatory rows would take longer than ``patience``.

@@ -71,6 +71,7 @@ class Accumulator:
         self.kept = 0    # number of calls of `keep_local`
         self.switched: tuple[int, ...] = ()  # see `RowPartition.trained`
         self._held: list[slice] = []         # elements of the parameters that are frozen now
+        self._initial: Array | None = None   # first values of the frozen parameters, see `grow`
         self.drift: Array | None = None
         self.full: Array | None = None
         self.anchor: tuple[Array, Array] | None = None
@@ -84,7 +85,7 @@ class Accumulator:
             return
         assert self.frozen is not None, 'a model with frozen parameters needs `frozen`'
         self.detach()
-        values = self.frozen()
+        values = self._initial = copy_of(self.frozen())
         self.weights, self.partition = joined(self.weights, values), self.partition.grown
         more = zeros_like(values)
         self.momentum, self.pending = joined(self.momentum, more), joined(self.pending, more)
@@ -92,6 +93,14 @@ class Accumulator:
             self.drift = joined(self.drift, more)
         self.magnitude = np.append(self.magnitude, np.zeros(
             self.partition.segments - self.magnitude.size, np.float32))
+
+    def restore_frozen(self) -> None:
+        """Give frozen parameters their first values, from which a snapshot of the server begins.
+
+        The server may have restarted from a checkpoint in which nothing had been unfrozen.
+        """
+        if self._initial is not None:
+            self.weights[len(self.weights) - len(self._initial):] = self._initial
 
     def follow(self) -> None:
         """Let ``model`` grow, too; call this function only while no gradient is computed."""

@@ -37,7 +37,10 @@ class Pulls:
             return [Send(shared.robot, pull.receipt)]
         if shared.state == STOPPED:
             return []
+        former = pull.transfer
         ack, rows = pull.on_chunk(chunk)
+        if chunk.transfer.kind == Kind.SNAPSHOT and pull.transfer != former:
+            shared.accumulator.restore_frozen()
         if rows is not None:
             shared.statistics.bytes_received += chunk.ids.size + chunk.values.size
             self._apply(rows)

@@ -144,7 +144,7 @@ class Pushes:
         may[partition.buffer_rows] = magnitude[partition.buffer_rows] > 0
         shared.pushed_at[~may] = shared.iteration  # what has not changed is up to date
         sending, age = command.sending, shared.iteration - shared.pushed_at
-        turn = command.step.turn(age) & may
+        turn = command.step.turn(age) & may & plans.due_buffers(partition, sending, age)
         if sending.minimum >= 1:
             return plans.everything(partition, np.flatnonzero(turn))
         scores = plans.importance(
