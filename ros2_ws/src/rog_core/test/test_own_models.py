@@ -9,10 +9,12 @@ from rog_core.errors import ConfigError, LocalProtocolError
 from rog_core.loopback import Loopback
 from rog_core.method_check import check_named
 from rog_core.methods import Team
+from rog_core.model import flat
 from rog_core.model.flat import contents_of, flatten, frozen_values, unflatten
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import Compute
 from rog_core.server.machine import ServerMachine
+from rog_core.worker import gradient, learner
 from rog_core.worker.learner import Learner
 from rog_core.worker.optimizer import RogOptimizer
 from torch import nn
@@ -81,11 +83,17 @@ class Robots:
                          for rank, name in enumerate(team.capacities)}
         self.model = make()
         config = server_config(sync, codec, capacities=team.capacities)
+        array = (lambda values: values) if isinstance(self.store.weights, np.ndarray) \
+            else torch.tensor
         self.server = ServerMachine(
-            contents_of(self.model).partition('row', codec), flatten(self.model), 1, config,
-            frozen_values(self.model))
+            contents_of(self.model).partition('row', codec), array(flatten(self.model)), 1, config,
+            array(frozen_values(self.model)))
         self.pair = Loopback(self.server, [one.machine for one in self.learners.values()])
         self.wanted = self.pair.start()
+
+    @property
+    def store(self):
+        return self.learners['robot0'].store
 
     def run(self, iterations):
         while min(one.machine.iteration for one in self.learners.values()) <= iterations:
@@ -111,7 +119,7 @@ class Robots:
                 gradient = learner.gradient()
                 self.pair.want(name, learner.machine.on_gradient(gradient, SGD, self.pair.now))
             self.wanted = self.pair.deliver()
-        unflatten(self.model, self.server.master)
+        unflatten(self.model, np.asarray(self.server.master))
         for learner in self.learners.values():
             assert learner.machine.state == 'stopped'
             learner.flat.load()
@@ -139,6 +147,22 @@ def test_at_the_end_every_robot_and_the_server_have_one_whole_model(sync):
         assert not torch.equal(robots.model.state_dict()[name], new.state_dict()[name]), name
     for name in ('scale', 'ids', 'frozen.weight'):
         assert torch.equal(robots.model.state_dict()[name], new.state_dict()[name]), name
+
+
+@pytest.mark.parametrize('sync', METHODS)
+def test_tensors_as_on_a_gpu_give_one_whole_model_too(sync, monkeypatch):
+    for module in (flat, gradient, learner):
+        monkeypatch.setattr(module, 'as_array', lambda tensor: tensor)
+    svrg = 'svrg' in sync
+    robots = Robots(sync=sync, codec='raw' if svrg else 'onebit', change=None if svrg else unfreeze)
+    assert isinstance(robots.store.pending, torch.Tensor)
+    robots.run(12)
+    robots.end()
+    new = Net().state_dict()
+    for model in robots.models():
+        assert equal(model, robots.model)
+    for name in ['norm.running_var', 'norm.num_batches_tracked'] + ['frozen.weight'] * (not svrg):
+        assert not torch.equal(robots.model.state_dict()[name], new[name]), name
 
 
 def test_in_lock_step_the_statistics_are_the_mean_of_those_of_the_robots():
