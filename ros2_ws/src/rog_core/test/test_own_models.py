@@ -14,6 +14,7 @@ from rog_core.model.flat import contents_of, flatten, frozen_values, unflatten
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import Compute
 from rog_core.server.machine import ServerMachine
+from rog_core.upstream import AS_IT_IS, Upstream, worker_above
 from rog_core.worker import gradient, learner
 from rog_core.worker.learner import Learner
 from rog_core.worker.optimizer import RogOptimizer
@@ -364,3 +365,34 @@ def test_what_is_not_exchanged_is_named():
         'seeds': 'it is a buffer with integers of 16777216 or more',
         '1.weight': 'it is frozen, and torch.float64 on cpu',
         '1.bias': 'it is frozen, and torch.float64 on cpu'}
+
+
+def test_fleets_of_fleets_have_one_whole_model():
+    fleets = {name: Robots(sync='rsp:3', change=unfreeze) for name in ('blue', 'red')}
+    check_named('local:2', Team())
+    parent = ServerMachine(contents_of(Net()).partition('row', 'onebit'), flatten(Net()), 1,
+                           server_config('local:2', 'onebit'), frozen_values(Net()))
+    above = {name: Upstream(fleet.server, worker_above(fleet.server, name, 200 + k,
+                                                       transfer_config('onebit')))
+             for k, (name, fleet) in enumerate(fleets.items())}
+    pair = Loopback(parent, [one.worker for one in above.values()])
+    wanted = pair.start()
+    for round in range(1, 9):
+        for name, order in [w for w in wanted if isinstance(w[1], Compute)]:
+            above[name].go_on(order)
+            fleets[name].run(2 * round)
+            assert above[name].due
+            change = above[name].account()
+            pair.want(name, above[name].worker.on_gradient(change, AS_IT_IS, pair.now))
+        wanted = pair.deliver()
+    for name, order in wanted:
+        above[name].go_on(order)
+    new = Net()
+    unflatten(new, parent.master)
+    assert new.norm.num_batches_tracked >= 16 and (new.norm.running_var > 0).all()
+    assert not torch.equal(new.frozen.weight, Net().frozen.weight)
+    for fleet in fleets.values():
+        unflatten(fleet.model, fleet.server.master)
+        for part in ('norm.running_mean', 'norm.running_var', 'frozen.weight'):
+            torch.testing.assert_close(fleet.model.state_dict()[part], new.state_dict()[part],
+                                       rtol=0.1, atol=0.05)
