@@ -1,8 +1,8 @@
 """Reads the records of one run: accuracy and energy over time, and the numbers for tables.
 
-If the run measured the accuracy of the server's model, as the runs of studies do, this accuracy is
-used. Otherwise the accuracy is the mean over the robots' last evaluations. Energy is the mean over
-the robots.
+The accuracy is the mean over the robots' last evaluations. If the robots have evaluated nothing,
+as in the runs of studies, it is the accuracy of the server's model. Energy is the mean over the
+robots.
 """
 
 from __future__ import annotations
@@ -142,18 +142,17 @@ class Run:
         return self._curve(self.duration / 2)
 
     def _evaluations(self) -> list[Series]:
-        """Return the evaluations of the server's model or, if there are none, of each robot.
+        """Return the evaluations of each robot or, if there are none, of the server's model.
 
         Each array has the shape and the meaning of the field ``server``.
         """
-        if self.server.size:
-            return [self.server]
         series = []
         for robot in self.summary.robots.values():
             start = [(0.0, 0, robot.accuracy.before)] if robot.evaluations else []
             table = np.array([*start, *robot.evaluations], dtype=np.float64).reshape(-1, 3)
             series.append(table[np.isfinite(table[:, 2])].T)
-        return [table for table in series if table.size]
+        known = [table for table in series if table.size]
+        return known or ([self.server] if self.server.size else [])
 
     def _accuracy(self, axis: int, at: ArrayLike) -> Series:
         series = self._evaluations()
