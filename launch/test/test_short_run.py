@@ -5,12 +5,14 @@ import tiny_task
 import torch
 from fleet_env.records.events import Evaluation, Fault, Iteration, read_run
 from fleet_env.records.summary import read_summary
+from fleet_env.versions import Versions
 from fleet_under_test import Fleet
 from rog_core.model.flat import flatten, unflatten
 from rog_core.model.partition import partition_of
 from rog_msgs.srv import SetSync
 from rog_ps import checkpoint
 from rog_ps.directory import kept
+from safetensors.torch import load_file
 
 
 def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
@@ -39,6 +41,14 @@ def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
         assert robot.accuracy.after == pytest.approx(metric, abs=1e-6)
         assert 0 < robot.iterations <= state.iteration
         assert robot.compute_s > 0 and robot.energy_j > 0 and robot.bytes_sent > 0
+    versions = Versions(fleet.out / 'models')
+    final = versions.read(versions.latest())
+    assert final.accuracy == pytest.approx(metric, abs=1e-6)
+    assert summary.notes['server'] == {'accuracy': final.accuracy, 'iteration': final.iteration}
+    plain = task.model()
+    plain.load_state_dict(load_file(fleet.out / 'models/latest/model.safetensors'), strict=True)
+    assert torch.equal(torch.from_numpy(flatten(plain)), torch.from_numpy(master))
+    assert len(versions.numbers()) > 1, 'also versions of before the end'
     events = read_run(fleet.out)
     assert {e.robot for e in events if isinstance(e, Iteration)} == set(summary.robots)
     assert {e.phase for e in events if isinstance(e, Evaluation)} >= {'before', 'online'}
