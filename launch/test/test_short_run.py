@@ -65,6 +65,8 @@ def test_the_record_waits_for_the_final_model_to_be_evaluated(tmp_path):
     robots = read_summary(fleet.out).robots
     assert robots['robot1'].accuracy.after == robots['robot2'].accuracy.after > 0
     assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]
+    versions = Versions(fleet.out / 'models')
+    assert versions.read(versions.latest()).accuracy == robots['robot1'].accuracy.after
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -103,15 +104,14 @@ def folder(tmp_path, monkeypatch):
 def trained(run, accuracies, task='Two'):
     """Write a run with a version for each of the accuracies; return the last model."""
     sys.path.append('mine')
-    import exported_task
-
+    tasks = import_module('exported_task')
     run.mkdir(parents=True)
     fleet = read_fleet('mine/small.yaml')
     write_run_fleet(fleet, run)
     text = (run / 'fleet.yaml').read_text().replace('exported_task:Two', f'exported_task:{task}')
     (run / 'fleet.yaml').write_text(text)
     sys.path.remove('mine')
-    model = getattr(exported_task, task)().model()
+    model = getattr(tasks, task)().model()
     store = Versions(run / 'models')
     for iteration, accuracy in enumerate(accuracies):
         with torch.no_grad():

@@ -30,7 +30,7 @@ class Run:
     ``energy``: maps each robot to its times in seconds and its energies in J up to these times.
     Both arrays have the shape [n] and ascend from 0.
     ``server``: evaluations of the server's model, of shape [3, n]: time in seconds, iteration and
-    metric. n is 0 if the run did not measure this model.
+    metric. n is 0 if the run did not measure this model, or the robots evaluated theirs.
     """
 
     directory: Path
@@ -142,17 +142,18 @@ class Run:
         return self._curve(self.duration / 2)
 
     def _evaluations(self) -> list[Series]:
-        """Return the evaluations of each robot or, if there are none, of the server's model.
+        """Return the evaluations of the server's model or, if there are none, of each robot.
 
         Each array has the shape and the meaning of the field ``server``.
         """
+        if self.server.size:
+            return [self.server]
         series = []
         for robot in self.summary.robots.values():
             start = [(0.0, 0, robot.accuracy.before)] if robot.evaluations else []
             table = np.array([*start, *robot.evaluations], dtype=np.float64).reshape(-1, 3)
             series.append(table[np.isfinite(table[:, 2])].T)
-        known = [table for table in series if table.size]
-        return known or ([self.server] if self.server.size else [])
+        return [table for table in series if table.size]
 
     def _accuracy(self, axis: int, at: ArrayLike) -> Series:
         series = self._evaluations()
@@ -192,8 +193,10 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
                # If there is only one evaluation of the server's model, it was made before the
-               # training and is not used.
-               measured.T if len(server) > 1 else np.empty((3, 0)))
+               # training and is not used. A fleet's server evaluates its model now and then; the
+               # robots' evaluations come more often.
+               measured.T if len(server) > 1 and not any(
+                   robot.evaluations for robot in summary.robots.values()) else np.empty((3, 0)))
 
 
 def _log_deviation(values: Series) -> float:
