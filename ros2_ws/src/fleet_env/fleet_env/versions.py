@@ -13,6 +13,7 @@ reads and writes the tensors.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -178,9 +179,17 @@ class Versions:
                 shutil.rmtree(left)
 
     def _point(self, number: int) -> None:
-        """Let ``latest`` name a version, in one step."""
+        """Let ``latest`` name a version, in one step.
+
+        On a disk without links there is none; then `latest` finds the newest version.
+        """
         link = self.folder / f'{_TEMPORARY}{LATEST}'
-        os.symlink(str(number), link)
+        try:
+            os.symlink(str(number), link)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                return
+            raise
         os.replace(link, self.folder / LATEST)
         _flush(self.folder)
 

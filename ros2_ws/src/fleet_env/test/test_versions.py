@@ -1,5 +1,6 @@
 """A version is there whole or not at all, the good ones stay, and every name leads to one."""
 
+import errno
 import json
 import math
 import os
@@ -168,6 +169,17 @@ def test_a_changed_model_is_not_taken_for_its_version(tmp_path):
     with pytest.raises(VersionError, match='was changed after it was written'):
         check_digest(file, b'weights 1')
     check_digest(tmp_path / 'model.safetensors', b'of somebody else, without a description')
+
+
+def test_on_a_disk_without_links_the_newest_version_is_the_latest(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, 'symlink', refused)
+    store = Versions(tmp_path, keep=1)
+    write(store, .9, .5)
+    assert entries(tmp_path) == ['1', '2'] and store.latest() == 2
+    assert find_model(tmp_path) == tmp_path / '2' / 'model.safetensors'
 
 
 def test_the_newest_run_is_the_one_whose_model_was_written_last(tmp_path):
