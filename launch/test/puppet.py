@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 from fleet_under_test import SEED
-from rog_core.model.flat import flatten, rows_of, trainable
+from rog_core.model.flat import flatten, partition_of_model
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.protocol.messages import (
     Ack,
@@ -36,7 +36,7 @@ PACE = 0.05   # seconds that a gradient takes
 
 def partition():
     """Return the rows of the model that a `Fleet` trains."""
-    return rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
+    return partition_of_model(Tiny(seed=SEED).model(), 'row', 'onebit')
 
 
 class Puppet:

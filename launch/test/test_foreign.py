@@ -102,7 +102,8 @@ def _call(fleet, kind, name, request):
     (Register.Request(robot='robot1', names=['a'], shapes=[]), 'got 0 shapes for 1'),
     (Register.Request(robot='robot1', names=['a'], shapes=['3xq']), 'not numbers joined by x'),
     (Register.Request(robot='robot1', protocol=PROTOCOL, codec='onebit', granularity='atoms',
-                      names=['a'], shapes=['3']), "granularity is 'atoms' here but 'row' there"),
+                      names=['a'], shapes=['3'], roles=[0]),
+     "granularity is 'atoms' here but 'row' there"),
     (Register.Request(robot='robot1', protocol=PROTOCOL, codec='zip'), "codec 'zip', this server"),
 ])
 def test_a_registration_that_does_not_fit_is_refused_with_the_reason(fleet, request_, reason):

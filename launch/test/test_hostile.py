@@ -32,7 +32,7 @@ from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.codecs import encode_ids, get_codec
 from rog_core.errors import RogError
-from rog_core.model.flat import rows_of, trainable
+from rog_core.model.flat import partition_of_model
 from rog_core.protocol.messages import PROTOCOL, Ack, Chunk, End, Kind, Receipt
 from rog_msgs.msg import (
     FleetStatus,
@@ -67,11 +67,12 @@ def honest(robot, **changes):
 
     ``changes``: other values for fields of the registration.
     """
-    partition = rows_of(trainable(Tiny(seed=SEED).model()), 'row', 'onebit')
+    partition = partition_of_model(Tiny(seed=SEED).model(), 'row', 'onebit')
     values = {'protocol': PROTOCOL, 'incarnation': 7, 'granularity': 'row', 'codec': 'onebit',
               'digest': partition.digest, 'number': 1,
               'names': [p.name for p in partition.parameters],
-              'shapes': ['x'.join(map(str, p.shape)) for p in partition.parameters]}
+              'shapes': ['x'.join(map(str, p.shape)) for p in partition.parameters],
+              'roles': [int(p.role) for p in partition.parameters]}
     return Register.Request(robot=robot, **{**values, **changes})
 
 
@@ -81,6 +82,7 @@ def _change(name, *values):
 
 def _many(request, rng):
     request.names, request.shapes = ['0.weight'] * 5000, ['12x96'] * 5000
+    request.roles = [0] * 5000
 
 
 def _shape(request, rng):
@@ -93,7 +95,7 @@ def _shape(request, rng):
 WRONG = [lambda request, rng: None, _many, _shape, _change('protocol', 0, 5, 2 ** 32 - 1),
          _change('robot', 'x' * 1000, '../etc', 'robot9', ''), _change('codec', 'raw', '\n' * 999),
          _change('granularity', 'atoms', 'x' * 1000), _change('digest', '', '0' * 64),
-         _change('names', [], ['0.weight'])]
+         _change('names', [], ['0.weight']), _change('roles', [], [9] * 4)]
 
 
 class Stranger:
@@ -833,11 +835,13 @@ def test_a_robot_cannot_be_held_up_by_calls_that_change_parameters(open_fleet):
 
 def test_a_model_that_only_claims_to_be_the_same_is_refused(open_fleet):
     good = honest('robot7')
-    names, shapes = list(good.names), list(good.shapes)
+    names, shapes, roles = list(good.names), list(good.shapes), list(good.roles)
     for changes in ({'names': names[::-1], 'shapes': shapes[::-1]},
-                    {'names': names[:-1], 'shapes': shapes[:-1]},
-                    {'names': [*names, 'x'], 'shapes': [*shapes, '1']},
-                    {'names': [*names, names[0]], 'shapes': [*shapes, shapes[0]]},
+                    {'names': names[:-1], 'shapes': shapes[:-1], 'roles': roles[:-1]},
+                    {'names': [*names, 'x'], 'shapes': [*shapes, '1'], 'roles': [*roles, 0]},
+                    {'names': [*names, names[0]], 'shapes': [*shapes, shapes[0]],
+                     'roles': [*roles, 0]},
+                    {'roles': [3, *roles[1:]]},
                     {'shapes': ['x'.join(s.split('x')[::-1]) for s in shapes]},
                     {'shapes': [f'0{s}' if s else s for s in shapes[:1]] + ['97', *shapes[2:]]},
                     {'digest': good.digest.upper()}, {'digest': good.digest[:-1]},

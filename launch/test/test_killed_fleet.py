@@ -19,7 +19,7 @@ from fleet_env.records.summary import read_summary
 from fleet_env.versions import MODEL_FILE, Versions, check_digest
 from fleet_testing import eventually
 from fleet_under_test import SEED, Fleet
-from rog_core.model.flat import rows_of, trainable, unflatten
+from rog_core.model.flat import partition_of_model, unflatten
 from rog_ps import checkpoint
 from rog_ps.directory import kept
 from tiny_task import Tiny
@@ -38,8 +38,8 @@ class Killed:
     def __init__(self, fleet):
         self.fleet, self.chance = fleet, random.Random(15)
         self.training = fleet.fleet.training
-        self.partition = rows_of(trainable(Tiny().model()), self.training.granularity,
-                                 self.training.codec)
+        self.partition = partition_of_model(Tiny().model(), self.training.granularity,
+                                            self.training.codec)
         self.iteration, self.updated_at = 0, np.zeros(self.partition.rows, np.int64)
         self.metric = 0.0
         self.before = dict.fromkeys(NAMES, 0)  # number of log lines before the last start

@@ -94,7 +94,8 @@ class Pair:
     def _admit(self, robot: str, incarnation: int) -> None:
         request = RegisterRequest(robot, incarnation, 0, 0, 'row', self.server.codec.name,
                                   self.partition.digest,
-                                  tuple((p.name, p.shape) for p in self.partition.parameters))
+                                  tuple((p.name, p.shape, int(p.role))
+                                        for p in self.partition.parameters))
         assert self.server.on_register(request, 0.0)[0].accepted
         member = self.server.members[robot]
         member.mirror.rows[:] = self.server.master

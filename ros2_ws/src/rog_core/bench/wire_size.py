@@ -58,7 +58,8 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
         size = _aligned(size, 4) + 4 + 4 * len(command.step.integers())
         size += 4  # length field of the list of floats
         numbers = command.step.numbers()
-        return 4 + (_aligned(size, 8) + 8 * len(numbers) if numbers else size)
+        size = _aligned(size, 8) + 8 * len(numbers) if numbers else size
+        return 4 + size + 4 + 4 * len(message.switched)
     return _aligned(4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken), 4) + 4
 
 

@@ -62,6 +62,14 @@ def zeros_like(values: Array) -> Array:
     return values.new_zeros(len(values))
 
 
+def joined(first: Array, second: Array) -> Array:
+    """Return the elements of ``first``, then those of ``second``, in one array."""
+    if isinstance(first, np.ndarray):
+        return np.concatenate([first, second])
+    import torch
+    return torch.cat([first, second])
+
+
 def all_finite(values: Array) -> bool:
     """Return whether all elements are finite: neither NaN nor infinite."""
     if isinstance(values, np.ndarray):

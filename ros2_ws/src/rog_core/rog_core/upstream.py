@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 
-from .arrays import Array, copy_of
+from .arrays import Array, copy_of, joined
 from .errors import ConfigError
-from .model.partition import partition_of
+from .model.partition import Role, partition_of
 from .protocol.config import SgdConfig, TransferConfig
 from .protocol.messages import Action, Compute
 from .protocol.steps import Local
@@ -76,8 +76,15 @@ class Upstream:
             self._handed = None
         if not self.server.stopping:
             model = self._model()
-            self.server.on_model_above(model - self.base)
+            self._lengthen(model)
+            self.server.on_model_above(self.base, model)
             self.base = model
+
+    def _lengthen(self, model: Array) -> None:
+        """Add the frozen parameters to ``base`` if a robot has unfrozen one of them."""
+        if len(model) > len(self.base):
+            assert self.server.frozen is not None
+            self.base = joined(self.base, self.server.frozen)
 
     def _model(self) -> Array:
         """Return the worker's copy of the parent fleet's model, plus the worker's pending changes.
@@ -85,9 +92,11 @@ class Upstream:
         A change is pending until it has arrived at the parent fleet's server.
         """
         store = self.worker.accumulator
-        if store.drift is not None:  # in a step `Phase`, `model` includes the pending changes
-            return copy_of(store.model)
-        return store.weights - store.pending
+        if store.drift is None:
+            return store.weights - store.pending
+        model = copy_of(store.model)  # in a step `Phase`, it includes the pending changes
+        model[store.partition.buffers] = store.own
+        return model
 
     @property
     def due(self) -> bool:
@@ -103,7 +112,12 @@ class Upstream:
         """
         if math.isinf(self._due):
             return None
+        self._lengthen(self.server.master)
         change = self.base - self.server.master
+        known = self.server.partition
+        if known is known.grown:  # the robots may have changed what was frozen at first
+            self.worker.switched = tuple(
+                k for k, p in enumerate(known.parameters) if p.role == Role.FROZEN)
         self._handed, self._kept = change, self.worker.accumulator.kept
         self.base, self._accounted, self._due = \
             copy_of(self.server.master), self.server.iteration, math.inf
@@ -117,9 +131,13 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
     ``config``: the configuration of the parent fleet. The worker makes its own division of the
     model into rows, so granularity and codec may differ between the two fleets.
     """
-    partition = partition_of([(p.name, p.shape) for p in server.partition.parameters],
-                             config.granularity, config.codec)
-    return WorkerMachine(robot, incarnation, Accumulator(partition, copy_of(server.master)), config)
+    partition = partition_of(server.partition.listing.parameters, config.granularity, config.codec)
+
+    def frozen() -> Array:
+        assert server.frozen is not None
+        return server.frozen
+    store = Accumulator(partition, copy_of(server.master[:partition.elements]), frozen=frozen)
+    return WorkerMachine(robot, incarnation, store, config)
 
 
 def step_above(upstream: Upstream, now: float) -> list[Action]:

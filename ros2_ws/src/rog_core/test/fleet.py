@@ -12,13 +12,21 @@ import hostile
 import numpy as np
 from configs import server_config, transfer_config
 from invariants import Staleness, Versions
-from ledger import RATE, Gradients, SummingAccumulator, SummingAggregation, decode, method_named
+from ledger import (
+    RATE,
+    Gradients,
+    SummingAccumulator,
+    SummingAggregation,
+    decode,
+    method_named,
+    padded,
+)
 from rog_core.codecs import SMALLER, codec_on_wire, decode_ids
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.loopback import handler
 from rog_core.method_check import check_named
 from rog_core.methods import Team
-from rog_core.model.partition import partition_of
+from rog_core.model.partition import Parameter, Role, partition_of
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import (
     Ack,
@@ -45,6 +53,12 @@ SHAPES = {
             ('linear', (40, 26))]}
 SHAPES |= dict.fromkeys(('ternary', 'ternary:0.1', 'e3m0', 'sparseloco'), SHAPES['onebit'])
 
+# Tensors of a whole model besides its trained parameters. The first buffer has several segments,
+# and the last one never changes.
+BUFFERS = [Parameter('mean', (300,), Role.AVERAGE), Parameter('variance', (9,), Role.AVERAGE),
+           Parameter('batches', (), Role.MAXIMUM), Parameter('constant', (40,), Role.AVERAGE)]
+FROZEN = [Parameter('base', (40, 34), Role.FROZEN), Parameter('offset', (7,), Role.FROZEN)]
+
 CHUNK = 2000  # maximum bytes of a chunk, so that every transfer has several chunks
 BUFFER = 2.0  # seconds of data that a link queues before it drops messages
 
@@ -54,7 +68,8 @@ class Robot:
         # These initial values are wrong on purpose: the server's snapshot must replace them.
         weights = np.full(fleet.partition.elements, 7.0, np.float32)
         self.name = name
-        self.store = SummingAccumulator(fleet.partition, weights)
+        self.store = SummingAccumulator(fleet.partition, weights, frozen=lambda: fleet.frozen)
+        self.switched = ()  # parameters that the robot's program has frozen or unfrozen
         self.machine = WorkerMachine(name, incarnation, self.store,
                                      transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
@@ -76,9 +91,13 @@ class Fleet:
 
     def __init__(self, seed, robots=3, sync='rsp:3', codec='onebit', loss=0.0, duplicate=0.0,
                  delay=0.02, rate=1e6, heartbeat_limit=1.0, momentum=0.5, capacities=(),
-                 patience=math.inf, clip=0.0):
+                 patience=math.inf, clip=0.0, whole=False):
         self.rng = random.Random(seed)
-        self.partition = partition_of(SHAPES[codec], 'row', codec)
+        self.whole = whole  # whether the model has buffers and frozen parameters, too
+        self.partition = partition_of(
+            SHAPES[codec] + (BUFFERS + FROZEN if whole else []), 'row', codec)
+        self.elements = self.partition.grown.elements
+        self.ever_switched = set()  # parameters that any robot has frozen or unfrozen
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
         # Patience of the server in seconds, and the limit ``clip`` of
@@ -109,14 +128,17 @@ class Fleet:
         # Messages that the network has carried; `replay` delivers them again.
         self.history: list = []
         # Sum of the gradients that were lost because the server crashed, or refused their chunks.
-        self.lost = np.zeros(self.partition.elements)
-        initial = self.gradients.noise.standard_normal(self.partition.elements).astype(np.float32)
+        self.lost = np.zeros(self.elements)
+        initial = self.gradients.noise.standard_normal(self.elements).astype(np.float32)
+        initial, self.frozen = np.split(initial, [self.partition.elements])
+        if whole:
+            initial[self.partition.buffers] = 1.0
         self.robots: dict[str, Robot] = {}
         self.lives_of_robots: list[Robot] = []
         self.applied_chunks: set = set()
         self.errors: list = []
         self.staleness = Staleness(lambda sync: method_named(sync, self.team))
-        self.versions = Versions(self.partition)
+        self.versions = Versions(self.partition.grown)
         self.stopped = False
         self.start_server(initial)
         for k in range(robots):
@@ -129,12 +151,15 @@ class Fleet:
         for sync in {self.sync, self.sync if state is None else state.sync}:
             check_named(sync, self.team)
         self.server = ServerMachine(
-            self.partition, master, next(self.lives),
+            self.partition, master[:self.partition.elements], next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
                           momentum=self.momentum, capacities=self.capacities,
-                          patience=self.patience, clip=self.clip))
+                          patience=self.patience, clip=self.clip), self.frozen)
         self.server.aggregation = self.update = SummingAggregation(
             self.sync, self.server.model, self.team)
+        if len(master) > self.partition.elements:
+            self.server.grow()
+            self.server.master[:] = master
         if state is not None:
             self.server.load_state(state)
         take, server = self.server.on_chunk, self.server
@@ -315,11 +340,13 @@ class Fleet:
 
     def held(self, robot):
         """Return the sum of the robot's gradients that the server has not applied yet."""
-        held = robot.store.pending.astype(np.float64)
+        held = robot.store.unsent
         for sent in self.open_chunks(robot):
             key = (robot.machine.incarnation, sent.chunk.transfer, sent.chunk.sequence)
-            if key not in self.applied_chunks:
-                held += self.decoded(sent)
+            # the changes of buffers stay in `pending` until the receipt has arrived
+            in_pending = self.partition.are_buffers(sent.segments)
+            if (key in self.applied_chunks) == in_pending:
+                held += -self.decoded(sent) if in_pending else self.decoded(sent)
         return held
 
     # -- time and network
@@ -501,8 +528,10 @@ class Fleet:
         self.counts['compute'] += 1
         self.check_start(robot, order.iteration)
         assert robot.machine.gradient == BUSY, 'a gradient before this one has not been taken yet'
-        model = robot.store.model.copy()
+        model, own = robot.store.model.copy(), robot.store.own.copy()
         gradient = self.gradients.of(robot, order)
+        if self.whole:
+            gradient = self.of_whole_model(robot, order, gradient, own)
         if robot.name in self.exploding:
             self.exploding.discard(robot.name)
             gradient = gradient * np.float32(self.blast)
@@ -511,10 +540,46 @@ class Fleet:
             if not robot.alive or robot.machine.state == STOPPED:
                 return
             assert (robot.store.model == model).all(), 'the model changed under the gradient'
+            assert (robot.store.own == own).all(), 'the buffers changed under the gradient'
+            robot.machine.switched = robot.switched
             self.counts['model checked'] += 1
             self.act(robot.name, robot.machine.on_gradient(gradient, self.sgd, self.now), robot)
         seconds = max(robot.compute_time, self.compute_time)
         self.at(seconds * self.rng.uniform(0.5, 1.5), done)
+
+    def of_whole_model(self, robot, order, gradient, own):
+        """Return ``gradient`` with the change of the buffers, and of unfrozen parameters.
+
+        ``own``: the robot's buffers before the computation.
+        """
+        grown = self.partition.grown
+        noise = self.gradients.noise
+        is_grown = any(grown.parameters[k].role == Role.FROZEN for k in robot.switched)
+        if is_grown or len(robot.store.model) > self.partition.elements:
+            more = noise.standard_normal(self.elements - len(gradient)) * np.float32(RATE)
+            gradient = np.append(gradient, more.astype(np.float32))
+        seen = noise.standard_normal(own.size).astype(np.float32) + 3
+        change = np.float32(0.3) * (own - seen)
+        change[self.partition.are_integers] = -np.float32(order.step.batches)
+        change[-BUFFERS[-1].size:] = 0
+        gradient[self.partition.buffers] = change
+        rows = ~grown.trained(robot.switched)
+        rows[grown.buffer_rows] = False
+        for row in np.flatnonzero(rows):
+            gradient[grown.row_offsets[row]:grown.row_offsets[row + 1]] = 0
+        return gradient
+
+    def switch(self, name, number):
+        """Let the robot's program freeze or unfreeze a parameter."""
+        robot, parameters = self.robots[name], self.partition.grown.parameters
+        may = [k for k, p in enumerate(parameters) if p.role in (Role.TRAINED, Role.FROZEN)]
+        changed = may[number % len(may)]
+        kept = set(robot.switched) ^ {changed}
+        if all((parameters[k].role == Role.TRAINED) == (k in kept) for k in may):
+            return  # something must be trained
+        robot.switched = tuple(sorted(kept))
+        self.ever_switched.add(changed)
+        self.counts['frozen' if parameters[changed].role == Role.TRAINED else 'unfrozen'] += 1
 
     def run(self, seconds):
         until = self.now + seconds
@@ -567,10 +632,15 @@ class Fleet:
             if not robot.alive or member.incarnation != robot.machine.incarnation:
                 continue
             if member.state in ('training', 'waiting') and member.sender is None:
-                assert (member.mirror.rows == robot.store.weights).all(), (name, member.state)
+                assert (self.rows(member.mirror.rows) == self.rows(robot.store.weights)).all(), (
+                    name, member.state)
                 self.counts['mirror checked'] += 1
                 self.counts['mirror checked behind'] += bool(
                     (member.mirror.rows != self.server.master).any())
+
+    def rows(self, values):
+        """Return rows with those of the frozen parameters, which may not have been needed yet."""
+        return padded(values, self.elements, self.frozen)
 
     def check_conservation(self):
         """Check invariant 2: produced = applied + held + lost in crashes + dropped.
@@ -592,5 +662,5 @@ class Fleet:
             self.check_conservation()
         self.check_mirrors()
         for member in self.server.active():
-            self.versions.check(member)
+            self.versions.check(member, self.ever_switched)
             self.counts['versions checked'] += 1

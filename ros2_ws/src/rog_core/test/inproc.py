@@ -21,8 +21,10 @@ class InProcessLink:
 
     def join(self, machine):
         self.machine = machine
-        self.server = ServerMachine(machine.partition, copy_of(machine.accumulator.weights), 1,
-                                    self.config)
+        store = machine.accumulator
+        self.server = ServerMachine(
+            machine.partition, copy_of(store.weights), 1, self.config,
+            store.frozen() if machine.partition.frozen else None)
         self.pair = Loopback(self.server, [machine])
         return self._granted(self.pair.start())
 

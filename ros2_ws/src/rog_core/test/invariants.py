@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from rog_core.methods.coded import Coded
+from rog_core.model.partition import Role
 
 
 class Versions:
@@ -38,10 +39,16 @@ class Versions:
         versions = self.entry(member)[2]
         versions[ids] = np.maximum(versions[ids], chunk.transfer.iteration)
 
-    def check(self, member):
-        """Check that the server counts no row as newer than the row's oldest segment."""
+    def check(self, member, switched=()):
+        """Check that the server counts no row as newer than the row's oldest segment.
+
+        ``switched``: parameters whose rows were not trained all the time; they are not checked.
+        """
         seen = np.minimum.reduceat(self.entry(member)[2], self.partition.first_segment)
-        assert (member.versions <= seen).all(), (member.robot, member.versions, seen)
+        rows = self.partition.trained() & self.partition.trained(
+            k for k in switched if self.partition.parameters[k].role == Role.TRAINED)
+        rows, seen = rows[:member.versions.size], seen[:member.versions.size]
+        assert (member.versions <= seen)[rows].all(), (member.robot, member.versions, seen)
         assert member.slowest in (member.versions.min(), member.iteration)
 
 
@@ -111,7 +118,7 @@ class Staleness:
         active = fleet.server.active()
         bound = self.granted[robot.name][1]
         for member in active:
-            fleet.versions.check(member)
+            fleet.versions.check(member, fleet.ever_switched)
             ahead = (iteration - 1) - member.versions.min()
             assert ahead < bound, (robot.name, iteration, member.robot, member.versions.min(),
                                    bound)

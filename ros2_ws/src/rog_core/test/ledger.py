@@ -28,9 +28,19 @@ def method_named(text, team):
 
 
 def decode(partition, codec, ids, data):
-    decoded = np.zeros(partition.elements, np.float32)
-    codec.add(partition, decoded, ids, data)
+    """Return the decoded values, (elements of the grown partition,)."""
+    decoded = np.zeros(partition.grown.elements, np.float32)
+    codec.add(partition.grown, decoded, ids, data)
     return decoded
+
+
+def padded(values, elements, more=0.0):
+    """Return float64 ``values`` that ``more`` continues up to ``elements``."""
+    out = np.zeros(elements)
+    missing = elements - len(values)
+    out[len(values):] = more if np.isscalar(more) else more[len(more) - missing:]
+    out[:len(values)] = values
+    return out
 
 
 @lru_cache(maxsize=20_000)
@@ -67,30 +77,50 @@ class Gradients:
 class SummingAccumulator(Accumulator):
     """An accumulator that also sums the added and the dropped values, in float64.
 
-    The sums are ``produced`` and ``dropped``.
+    The sums are ``produced`` and ``dropped``, (elements of the grown partition,).
     """
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.produced = np.zeros(self.partition.elements)
-        self.dropped = np.zeros(self.partition.elements)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.elements = self.partition.grown.elements
+        self.produced = np.zeros(self.elements)
+        self.dropped = np.zeros(self.elements)
+
+    @property
+    def unsent(self):
+        return padded(self.pending, self.elements)
 
     def accumulate(self, *arguments, **options):
-        before = self.pending.astype(np.float64)
+        before = self.unsent + self.dropped
         super().accumulate(*arguments, **options)
-        self.produced += self.pending - before
+        self.produced += self.unsent + self.dropped - before
+
+    def keep_buffers(self, change):
+        before = self.unsent
+        super().keep_buffers(change)
+        self.produced += self.unsent - before
 
     def encode(self, codec, ids):
-        before = self.pending.astype(np.float64) if codec.kept < 1 else 0
+        before = self.unsent if codec.kept < 1 else 0
         data = super().encode(codec, ids)
         # the error feedback of this codec decays, so a part of `pending` is dropped
-        if codec.kept < 1:
-            self.dropped += before - self.pending - decode(self.partition, codec, ids, data)
+        if codec.kept < 1 and not self.partition.are_buffers(ids):
+            self.dropped += before - self.unsent - decode(self.partition, codec, ids, data)
         return data
 
     def reset(self):
-        self.dropped += self.pending
-        super().reset()
+        self._drop(super().reset)
+
+    def publish_final(self):
+        self._drop(super().publish_final)
+
+    def _drop_held(self):
+        self._drop(super()._drop_held)
+
+    def _drop(self, call):
+        before = self.unsent
+        call()
+        self.dropped += before - self.unsent
 
 
 class SummingAggregation(Aggregation):
@@ -105,7 +135,7 @@ class SummingAggregation(Aggregation):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.applied = np.zeros(self.model.partition.elements)
+        self.applied = np.zeros(self.model.partition.grown.elements)
         self.last_ids = None
         # Maps a robot to the iterations of its coded chunks that the server has stored.
         self.pushed_of = {}
@@ -127,6 +157,15 @@ class SummingAggregation(Aggregation):
                 self.pushed_of.setdefault(member.robot, set()).add(rows.transfer.iteration)
         if self.coded or coded:
             assert (self.model.master == before).all(), 'a push counts that is not of this method'
+
+    def take_buffers(self, member, rows, active):
+        buffers = self.model.partition.buffers
+        before = self.model.master.copy()
+        super().take_buffers(member, rows, active)
+        self.last_ids = rows.ids
+        self.applied += decode(self.model.partition, rows.codec, rows.ids, rows.data)
+        before[buffers] = self.model.master[buffers]
+        assert (self.model.master == before).all(), 'buffers change a parameter'
 
     def change(self, sync, robots, iteration):
         super().change(sync, robots, iteration)

@@ -79,6 +79,8 @@ def play(fleet, events, syncs=None, slow=5e3):
             fleet.hold()
         elif event == 'go on':
             fleet.go_on()
+        elif event == 'switch':
+            fleet.switch(name, int(100 * seconds))
         fleet.run(seconds)
         fleet.check()
 
@@ -108,7 +110,8 @@ def check_end(fleet, seconds=12):
     fleet.check_conservation()
     for robot in living:
         assert robot.machine.state == STOPPED
-        assert (robot.store.weights == fleet.server.master).all()
+        assert (fleet.rows(robot.store.weights) == fleet.rows(fleet.server.master)).all()
+        assert (robot.store.own == fleet.server.master[fleet.partition.buffers]).all()
         fleet.counts['final model checked'] += 1
     assert not fleet.errors, fleet.errors[0]
     assert fleet.counts['refused'] or not fleet.server.refused, 'a healthy push was refused'

@@ -43,7 +43,7 @@ def server(**changes):
 def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', codec='onebit',
             **changes):
     partition = partition_of(shapes, granularity, 'onebit')
-    parameters = tuple((p.name, p.shape) for p in partition.parameters)
+    parameters = tuple((p.name, p.shape, int(p.role)) for p in partition.listing.parameters)
     return replace(RegisterRequest(robot, incarnation, 0, 0, granularity, codec, partition.digest,
                                    parameters), **changes)
 
@@ -63,7 +63,7 @@ def test_a_model_that_is_not_finite_is_refused_by_its_parameter(value):
 
 REFUSED = {
     'protocol': (request(protocol=1),
-                 'speaks protocol 1, this server 7; install the same version'),
+                 'speaks protocol 1, this server 8; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
@@ -72,15 +72,18 @@ REFUSED = {
     'granularity': (request(granularity='layer'), "granularity is 'layer' here but 'row' there"),
     'unknown granularity': (replace(request(), granularity='tile'), "is 'tile' here but 'row'"),
     'digest': (request(digest='0' * 64), 'digest does not match the listed parameters'),
-    'empty parameter': (replace(request(), parameters=(('w', (0, 3)),)), r'w \(0x3\) here but w'),
-    'negative': (replace(request(), parameters=(('w', (-20, 60)), ('b', (8,)))), r'w \(-20x60\)'),
-    'huge': (replace(request(), parameters=(('w', (1 << 40, 1 << 20)), ('b', (8,)))),
+    'empty parameter': (replace(request(), parameters=(('w', (0, 3), 0),)),
+                        r'w \(0x3\) here but w'),
+    'negative': (replace(request(), parameters=(('w', (-20, 60), 0), ('b', (8,), 0))),
+                 r'w \(-20x60\)'),
+    'huge': (replace(request(), parameters=(('w', (1 << 40, 1 << 20), 0), ('b', (8,), 0))),
              r'w \(1099511627776x1048576\) here but w \(20x60\)'),
-    'huge element': (replace(request(), parameters=(('w', (1 << 50, 60)),), granularity='element'),
+    'huge element': (replace(request(), parameters=(('w', (1 << 50, 60), 0),),
+                             granularity='element'),
                      "granularity is 'element' here"),
-    'too many': (replace(request(), parameters=tuple((f'p{k}', (8,)) for k in range(50_000))),
+    'too many': (replace(request(), parameters=tuple((f'p{k}', (8,), 0) for k in range(50_000))),
                  r'p0 \(8\) here but w'),
-    'a long name': (replace(request(), parameters=(('w\n' * 10 ** 6, (20, 60)),)),
+    'a long name': (replace(request(), parameters=(('w\n' * 10 ** 6, (20, 60), 0),)),
                     r'w\?w\?.*\.\.\. \(20x60\) here but w'),
     'a long codec': (request(codec='x' * 10 ** 6), "codec 'xxx"),
 }

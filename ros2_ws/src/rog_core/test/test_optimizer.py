@@ -9,7 +9,7 @@ import torch
 from configs import transfer_config
 from inproc import InProcessLink
 from rog_core.errors import ConfigError, GradientError, LocalProtocolError
-from rog_core.model.flat import flatten, trainable, unflatten
+from rog_core.model.flat import contents_of, flatten, unflatten
 from rog_core.protocol.config import SgdConfig
 from rog_core.worker.optimizer import RogOptimizer
 
@@ -233,9 +233,9 @@ def test_settings_out_of_range_are_refused(changes, text):
 
 def test_models_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match='0.weight is torch.float64'):
-        trainable(model().double())
+        contents_of(model().double())
     with pytest.raises(ConfigError, match='no parameters'):
-        trainable(model().requires_grad_(False))
+        contents_of(model().requires_grad_(False))
 
 
 @pytest.mark.parametrize('change, text', [
@@ -245,7 +245,7 @@ def test_models_that_do_not_fit_are_refused():
     (lambda network: None, 'of type NoneType')])
 def test_a_model_that_cannot_be_flat_is_refused(change, text):
     with pytest.raises(ConfigError, match=text):
-        trainable(change(model()))
+        contents_of(change(model()))
 
 
 def tied_by_memory(network):
@@ -274,7 +274,7 @@ def test_a_model_that_would_not_be_trained_any_more_is_refused(change):
 
 def test_parameters_that_come_later_are_refused():
     optim = optimizer(model())
-    with pytest.raises(ConfigError, match='has one group'):
+    with pytest.raises(ConfigError, match='must consist of parameters that the model had'):
         optim.add_param_group({'params': [torch.nn.Parameter(torch.zeros(3))]})
 
 

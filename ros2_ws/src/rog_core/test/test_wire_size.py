@@ -71,6 +71,6 @@ def test_counted_sizes_are_those_of_the_serialised_messages():
             assert cdr_size(End(PUSH, 0, command=Command(sync=sync, step=step))) == serialised(
                 'TransferEnd', 1, 1, 0, 1, 0, False, 0., 0., 0, 0, sync, False, 0., 0., 1., 0,
                 False, 0., False, step.name, np.array(step.integers(), np.uint32),
-                np.array(step.numbers(), np.float64)), step
+                np.array(step.numbers(), np.float64), np.zeros(0, np.uint32)), step
     assert cdr_size(Receipt(PUSH, 1, bytes(21))) == serialised(
         'TransferReceipt', 1, 1, 0, 1, 0, np.zeros(21, np.uint8), 0)

@@ -10,7 +10,7 @@ from fleet_env.durable import Kept, Save
 from fleet_env.errors import DurableError
 from rog_core.errors import RogError
 from rog_core.methods import parse
-from rog_core.model.partition import RowPartition
+from rog_core.model.partition import BUFFERS, RowPartition
 from rog_core.protocol.messages import Kind, Receipt, TransferId
 from rog_core.server.aggregation import ServerState
 from safetensors import SafetensorError
@@ -55,14 +55,15 @@ def _receipt_from_json(entry: list) -> tuple[int, Receipt]:
     return int(incarnation), Receipt(transfer, int(chunks), bytes.fromhex(taken), int(refused))
 
 
-def norm_of(master: np.ndarray, former: float, *states: np.ndarray) -> float:
-    """Return the norm of a model.
+def norm_of(partition: RowPartition, master: np.ndarray, former: float, *states: np.ndarray
+            ) -> float:
+    """Return the norm of a model's trained parameters; buffers may change by far more.
 
     :param former: norm of the model that was saved before; 0: unknown.
     :param states: further arrays that must be finite.
     :raises CheckpointError: the training has diverged, so the model must not replace a good one.
     """
-    norm = float(np.linalg.norm(master.astype(np.float64)))
+    norm = float(np.linalg.norm(master[:partition.buffers.start].astype(np.float64)))
     if not all(np.isfinite(values).all() for values in (master, *states)):
         raise CheckpointError('the model or the state of its method holds values that are not '
                               'finite; the training has diverged')
@@ -90,8 +91,10 @@ class Writer:
         :raises CheckpointError: the training has diverged, or the file cannot be written. The
             former checkpoints are unchanged.
         """
-        norm = norm_of(master, self.norm, *state.update.values())
-        path = write(store, self.partition, master, state, elapsed)
+        norm = norm_of(self.partition, master, self.norm, *state.update.values())
+        is_grown = master.size > self.partition.elements
+        path = write(store, self.partition.grown if is_grown else self.partition, master, state,
+                     elapsed)
         self.norm = norm
         return path
 
@@ -120,9 +123,14 @@ def write(store: Kept, partition: RowPartition, master: np.ndarray, state: Serve
         raise CheckpointError(str(error)) from error
 
 
-def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState, float]:
+def read(found: Save, partition: RowPartition, fresh: np.ndarray | None = None
+         ) -> tuple[np.ndarray, ServerState, float]:
     """Return master rows, server state and elapsed seconds from a checkpoint.
 
+    The master rows contain the frozen parameters if a robot has unfrozen one of them.
+
+    :param fresh: a new model, float32 (elements,); a checkpoint of an earlier version, which has
+        no buffers, gets them from it; None: such a checkpoint is refused.
     :raises CheckpointError: the checkpoint is of another model or schema, or is damaged.
     """
     path, meta = found.path, found.meta
@@ -130,7 +138,9 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         if meta['schema'] != SCHEMA:
             raise CheckpointError(f'{path} has schema {meta["schema"]}, this version reads '
                                   f'{SCHEMA}')
-        if meta['model'] != partition.digest:
+        is_former = fresh is not None and meta['model'] == partition.trained_digest \
+            and partition.trained_digest != partition.digest
+        if not is_former and meta['model'] != partition.digest:
             raise CheckpointError(f'{path} is of another model or granularity; choose another '
                                   'out directory, or start without resume')
         tensors = load(found.content)
@@ -138,12 +148,25 @@ def read(found: Save, partition: RowPartition) -> tuple[np.ndarray, ServerState,
         update = {name.removeprefix(UPDATE): held for name, held in sorted(tensors.items())
                   if name.startswith(UPDATE)}
         pushes = {n: _receipt_from_json(entry) for n, entry in meta['pushes'].items()}
+        if all(p.name in tensors for p in partition.frozen):
+            partition = partition.grown
+        base = tensors.get(BASE)
+        if is_former:
+            assert fresh is not None
+            buffers = fresh[partition.buffers]
+            more = partition.buffer_rows
+            updated_at = np.append(updated_at, np.zeros(more.stop - more.start, np.int64))
+            update = {n: np.append(held, np.zeros_like(buffers)) for n, held in update.items()}
+            base = None if base is None else np.append(base, buffers)
+            starts = partition.starts
+            tensors |= {p.name: fresh[starts[k]:starts[k + 1]].reshape(p.shape)
+                        for k, p in enumerate(partition.parameters) if p.role in BUFFERS}
         state = ServerState(int(meta['iteration']), parse(meta['sync']).text, updated_at,
-                            pushes, dict(meta['policy']), update, tensors.get(BASE))
+                            pushes, dict(meta['policy']), update, base)
         master = _master(partition, tensors)
         _check('rog/updated_at', updated_at, (partition.rows,), np.int64)
         for name, held in [*((UPDATE + n, h) for n, h in update.items()),
-                           *([(BASE, state.base)] if state.base is not None else [])]:
+                           *([(BASE, base)] if base is not None else [])]:
             _check(name, held, (partition.elements,), np.float32)
         return master, state, float(meta['elapsed_s'])
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:

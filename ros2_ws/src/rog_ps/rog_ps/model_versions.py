@@ -197,7 +197,7 @@ class ModelVersions:
                  accuracy: float = math.nan) -> _Outcome:
         """Write a version by ``model``, or by a new model of the task (None)."""
         try:
-            norm = norm_of(snapshot.master, self._norm)
+            norm = norm_of(self._machine.partition, snapshot.master, self._norm)
             model = self._task.model() if model is None else model
             unflatten(model, snapshot.master)
             version = self._store.write(

@@ -21,7 +21,7 @@ from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.method_check import check_method, check_named
-from rog_core.model.flat import flatten, rows_of, trainable
+from rog_core.model.flat import flatten, frozen_values, partition_of_model
 from rog_core.protocol.config import ServerConfig
 from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
@@ -116,6 +116,9 @@ class ParameterServerNode(ManagedNode):
         # The method can come from a checkpoint, so copy it to the parameter.
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])
         self._claim = claim(self.out, settings.resume, self.held)
+        if settings.training.buffers == 'local':
+            self.get_logger().info('each robot keeps its own buffers; the server evaluates with '
+                                   'their mean (training.buffers: local)')
         self.files.begin(self.machine.partition, to_host(self.machine.master),
                          list(self._links), baseline)
         self._versions = ModelVersions(settings, self.files, self.machine, self.task, model,
@@ -184,8 +187,8 @@ class ParameterServerNode(ManagedNode):
         settings = self.settings
         training = settings.training
         model = self.task.model()
-        partition = rows_of(trainable(model), training.granularity, training.codec)
-        found = self.files.newest_checkpoint(partition)
+        partition = partition_of_model(model, training.granularity, training.codec)
+        found = self.files.newest_checkpoint(partition, flatten(model))
         if found is not None:
             master, state, self._time.before = found
         else:
@@ -193,9 +196,14 @@ class ParameterServerNode(ManagedNode):
             prepare(self.task, model)
             master, state = flatten(model), None
         baseline = measured_start(self.task, model, self.get_logger()) if state is None else None
+        device = str(torch_device(settings.server.device))
         machine = ServerMachine(
-            partition, on_device(master, str(torch_device(settings.server.device))),
-            secrets.randbits(63), ServerConfig.of(settings, self._capacities))
+            partition, on_device(master[:partition.elements], device),
+            secrets.randbits(63), ServerConfig.of(settings, self._capacities),
+            on_device(frozen_values(model), device))
+        if len(master) > partition.elements:  # a robot had unfrozen a parameter
+            machine.grow()
+            machine.master[:] = on_device(master, device)
         if state is not None:
             # The method of the checkpoint can differ from the method in the settings.
             check_named(state.sync, machine.aggregation.team)

@@ -44,7 +44,7 @@ class RunFiles:
         self._recorder: Recorder | None = None
         self._writer: checkpoint.Writer | None = None
 
-    def newest_checkpoint(self, partition: RowPartition
+    def newest_checkpoint(self, partition: RowPartition, fresh: np.ndarray
                           ) -> tuple[np.ndarray, ServerState, float] | None:
         """Return what `checkpoint.read` returns for the newest checkpoint.
 
@@ -59,7 +59,7 @@ class RunFiles:
             return None
         for skipped in store.skipped:
             self.log.warning(f'{skipped}; an older checkpoint is used')
-        master, state, elapsed = checkpoint.read(found, partition)
+        master, state, elapsed = checkpoint.read(found, partition, fresh)
         self.log.info(f'going on from {found.path}, iteration {state.iteration}, {state.sync}')
         return master, state, elapsed
 
@@ -87,7 +87,8 @@ class RunFiles:
         self._recorder = Recorder(self.out, start, former)
         if baseline is not None:
             self._recorder.baseline(*baseline)
-        self._writer = checkpoint.Writer(partition, float(np.linalg.norm(master)))
+        self._writer = checkpoint.Writer(
+            partition, float(np.linalg.norm(master[:partition.buffers.start])))
 
     def record(self, write: Callable[[Recorder], None]) -> None:
         """Write to the record, if there is one."""

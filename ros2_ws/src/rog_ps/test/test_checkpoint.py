@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rog_core.codecs import get_codec
 from rog_core.methods import Team
 from rog_core.methods.base import Model, Standing
-from rog_core.model.partition import partition_of
+from rog_core.model.partition import Parameter, Role, partition_of
 from rog_core.protocol.messages import Kind, Receipt, TransferId
 from rog_core.server.aggregation import Aggregation, ServerState
 from rog_ps import checkpoint
@@ -192,3 +192,32 @@ def test_there_is_an_end_to_names(tmp_path):
     checkpoint.named(tmp_path, 'n7')
     with pytest.raises(checkpoint.CheckpointError, match='holds 100'):
         checkpoint.named(tmp_path, 'one-more')
+
+
+WHOLE = partition_of([('conv', (40, 30)), ('bias', (40,)), ('scale', ()),
+                      Parameter('mean', (30,), Role.AVERAGE), Parameter('count', (), Role.MAXIMUM),
+                      Parameter('base', (20, 60), Role.FROZEN)])
+
+
+def test_a_checkpoint_of_a_version_without_buffers_gets_them_from_a_new_model(tmp_path):
+    update = {'velocity': np.ones(PARTITION.elements, np.float32)}
+    checkpoint.write(kept(tmp_path), PARTITION, MASTER, state(update=update), 5.0)
+    fresh = np.arange(WHOLE.elements, dtype=np.float32)
+    found = kept(tmp_path).newest()
+    master, back, _ = checkpoint.read(found, WHOLE, fresh)
+    assert np.array_equal(master, [*MASTER, *fresh[WHOLE.buffers]])
+    assert back.updated_at.size == WHOLE.rows and not back.updated_at[WHOLE.buffer_rows].any()
+    assert back.update['velocity'].sum() == PARTITION.elements
+    with pytest.raises(checkpoint.CheckpointError, match='another model'):
+        checkpoint.read(found, WHOLE)
+
+
+def test_buffers_and_unfrozen_parameters_come_back(tmp_path):
+    grown = WHOLE.grown
+    master = np.random.default_rng(2).normal(size=grown.elements).astype(np.float32)
+    for part, values in ((WHOLE, master[:WHOLE.elements]), (grown, master)):
+        writer = checkpoint.Writer(WHOLE)
+        told = ServerState(7, 'rsp:4', np.arange(part.rows), {})
+        writer.write(kept(tmp_path), values, told, 1.0)
+        back, was, _ = checkpoint.read(kept(tmp_path).newest(), WHOLE, values[:WHOLE.elements])
+        assert np.array_equal(back, values) and was.updated_at.size == part.rows

@@ -11,7 +11,7 @@ import torch
 from fleet_env.records.events import Evaluation, Fault, read_run
 from fleet_env.versions import Versions
 from fleet_env.weights import load_weights
-from rog_core.model.flat import flatten, rows_of, trainable
+from rog_core.model.flat import flatten, partition_of_model
 from rog_ps.model_versions import REST, ModelVersions
 from rog_ps.run_files import RunFiles
 from rog_ros.parameters import ServerSettings
@@ -65,9 +65,9 @@ class Server:
         model = self.task.model()
         self.machine = SimpleNamespace(
             master=flatten(model), iteration=0, stopping=False,
+            partition=partition_of_model(model, 'row', 'onebit'),
             method=SimpleNamespace(spec=SimpleNamespace(text='rsp:4')))
-        partition = rows_of(trainable(model), 'row', 'onebit')
-        self.files.begin(partition, self.machine.master, ['robot1'],
+        self.files.begin(self.machine.partition, self.machine.master, ['robot1'],
                          None if resumed else (math.nan, .25))
         self.versions = ModelVersions(chosen, self.files, self.machine, self.task, model,
                                       self.woken.release)

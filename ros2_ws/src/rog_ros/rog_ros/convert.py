@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from rog_core.errors import RemoteProtocolError, shown
+from rog_core.model.partition import Role
 from rog_core.protocol.messages import (
     HEADER_BYTES,
     Ack,
@@ -75,7 +76,7 @@ def to_ros(message: Chunk | Ack | End | Receipt, key: Side | None = None) -> Any
     command = message.command
     sending, step = command.sending, command.step
     return sealed(key, TransferEnd(
-        **identity, chunks=message.chunks, whole=message.whole,
+        **identity, chunks=message.chunks, whole=message.whole, switched=list(message.switched),
         duration=float(message.duration), mta_duration=float(message.mta_duration),
         mta_time=float(command.mta_time), next_iteration=command.next_iteration,
         staleness=int(command.staleness), patience=float(command.patience), sync=command.sync,
@@ -108,13 +109,13 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
                Command(message.next_iteration, message.mta_time, message.staleness,
                        shown(message.sync, LONGEST), message.stop, message.patience, sending,
                        message.ahead, step),
-               message.whole)
+               message.whole, tuple(message.switched))
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:
     """Return the size of a message on the air in bytes, without the bytes that DDS and UDP add."""
     if isinstance(message, RegisterRequest):
-        return STATUS_BYTES + sum(16 + len(name) for name, _ in message.parameters)
+        return STATUS_BYTES + sum(16 + len(name) for name, _, _ in message.parameters)
     if isinstance(message, Chunk):
         return HEADER_BYTES + message.ids.size + message.values.size
     return HEADER_BYTES + (len(message.taken) if isinstance(message, Receipt) else 0)
@@ -126,8 +127,9 @@ def request_to_ros(request: RegisterRequest) -> Any:
         protocol=request.protocol, number=request.number, robot=request.robot,
         incarnation=request.incarnation, iteration=request.iteration, attempt=request.attempt,
         granularity=request.granularity, codec=request.codec, digest=request.digest,
-        names=[n for n, _ in request.parameters],
-        shapes=['x'.join(map(str, shape)) for _, shape in request.parameters])
+        names=[n for n, _, _ in request.parameters],
+        shapes=['x'.join(map(str, shape)) for _, shape, _ in request.parameters],
+        roles=array.array('B', [role for _, _, role in request.parameters]))
     if request.pull is not None:
         message.pull = to_ros(request.pull)
     return message
@@ -146,16 +148,21 @@ def request_from_ros(request: Any) -> RegisterRequest:
         if len(text) > MAX_NAME:
             raise RemoteProtocolError('names in a registration must have at most '
                                       f'{MAX_NAME} characters, got {len(text)}')
-    if len(request.names) != len(request.shapes):
-        raise RemoteProtocolError('registration must give one shape for each parameter, got '
-                                  f'{len(request.shapes)} shapes for {len(request.names)}')
+    if not len(request.names) == len(request.shapes) == len(request.roles):
+        raise RemoteProtocolError('registration must give one shape and one role for each '
+                                  f'parameter, got {len(request.shapes)} shapes and '
+                                  f'{len(request.roles)} roles for {len(request.names)}')
+    if not set(request.roles) <= set(Role):
+        raise RemoteProtocolError(f'roles in a registration must be {min(Role)} to {max(Role)}, '
+                                  f'got {max(request.roles)}')
     if not all(_SHAPE.fullmatch(shape) for shape in request.shapes):
         raise RemoteProtocolError('registration has a shape that is not numbers joined by x, or is '
                                   'too large')
     shapes = [tuple(map(int, s.split('x'))) if s else () for s in request.shapes]
     return RegisterRequest(request.robot, request.incarnation, request.iteration, request.attempt,
                            request.granularity, request.codec, request.digest,
-                           tuple(zip(request.names, shapes, strict=True)), request.protocol,
+                           tuple(zip(request.names, shapes, map(int, request.roles), strict=True)),
+                           request.protocol,
                            request.number, _receipt(request.pull))
 
 

@@ -98,7 +98,8 @@ def test_an_unknown_kind_is_the_peers_fault():
 shapes = st.lists(st.integers(1, 99), max_size=3).map(tuple)
 requests = st.builds(
     RegisterRequest, st.just('robot1'), u64, u32, u32, st.just('row'), st.just('onebit'),
-    st.just('digest'), st.lists(st.tuples(st.text('abc.', min_size=1), shapes)).map(tuple), u32,
+    st.just('digest'), st.lists(st.tuples(st.text('abc.', min_size=1), shapes,
+                                           st.integers(0, 3))).map(tuple), u32,
     u32, st.none() | receipts)
 
 
@@ -116,7 +117,14 @@ def test_a_registration_comes_back_as_it_was(request):
     (['a' * 257], ['3']), (['a'] * 70_000, ['3'] * 70_000)])
 def test_a_malformed_registration_is_the_peers_fault(names, given_shapes):
     with pytest.raises(RemoteProtocolError):
-        request_from_ros(Register.Request(names=names, shapes=given_shapes))
+        request_from_ros(Register.Request(names=names, shapes=given_shapes,
+                                          roles=bytes(len(names))))
+
+
+@pytest.mark.parametrize('roles', [[], [0, 0], [4], [255]])
+def test_a_role_that_no_tensor_can_have_is_the_peers_fault(roles):
+    with pytest.raises(RemoteProtocolError, match='role'):
+        request_from_ros(Register.Request(names=['a'], shapes=['3'], roles=bytes(roles)))
 
 
 @given(st.booleans(), st.booleans(), u64, u32, u32, receipts, st.booleans())

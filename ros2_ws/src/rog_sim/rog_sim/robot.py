@@ -62,7 +62,8 @@ class Robot:
         self._evaluating = self.machine.finished if evaluate else 0
         anchor = self.store.anchor
         new, self._sent_anchor = (() if anchor is self._sent_anchor else (anchor,)), anchor
-        self._job = processes.submit(self.place, order, new, bool(self._evaluating))
+        self._job = processes.submit(self.place, order, new, bool(self._evaluating),
+                                     self._is_grown)
 
     def compute_time(self, order: Compute, now: float) -> float:
         """Return the virtual seconds that this robot takes to compute the gradient.
@@ -82,7 +83,10 @@ class Robot:
         """
         if self._job is not None:
             job, self._job = self._job, None
-            self.loss, accuracy = job()
+            self.loss, accuracy, self.machine.switched = job()
+            if any(k >= len(self.store.partition.parameters) for k in self.machine.switched) \
+                    and not self._learner.flat.grown:
+                self._learner.flat.grow(copy=False)  # the process has stored the values
             if self._evaluating:
                 self.accuracy, self.evaluated_at = accuracy, self._evaluating
 
@@ -92,9 +96,15 @@ class Robot:
                 and self.store.model is self.store.weights:
             self.finish()
 
+    @property
+    def _is_grown(self) -> bool:
+        return self._learner.flat.grown
+
     def work(self, order: Compute | None, anchor: tuple[Any, ...], evaluate: bool,
-             portrait: bool = False) -> Any:
-        """Evaluate the model, then compute a gradient; return (loss, accuracy).
+             is_grown: bool = False, portrait: bool = False) -> Any:
+        """Evaluate the model, then compute a gradient; return (loss, accuracy, switched).
+
+        ``switched``: see `FlatModel.switched`.
 
         This method runs in another process, which shares only the model and the gradient with the
         event loop.
@@ -103,15 +113,20 @@ class Robot:
         :param anchor: tuple with the new anchor of SVRG (model and full gradient of the last full
             pass), which is not in shared memory; empty if the anchor has not changed.
         :param evaluate: whether to evaluate the model; if not, the accuracy is NaN.
+        :param is_grown: whether the event loop has called `FlatModel.grow`.
         :param portrait: if True, only return the task's outputs for figures.
         """
+        flat = self._learner.flat
+        if is_grown:
+            flat.grow(copy=False)
+        flat.load()
         if portrait:
             return self.task.portrait(self.model)
         try:
             with named_failures(self.task, besides=(RogError,)):
                 accuracy = measure(self.task, self.model) if evaluate else math.nan
                 if order is None:
-                    return math.nan, accuracy
+                    return math.nan, accuracy, flat.switched
                 if anchor:
                     self.store.anchor, = anchor
                 loss = self._source.compute(order, self._sgd)
@@ -119,7 +134,7 @@ class Robot:
         except SystemExit as error:
             raise TaskError(f'the task called sys.exit({error})') from error
         self._learner.gradient()  # raises an error if the gradient is not finite
-        return loss, accuracy
+        return loss, accuracy, flat.switched
 
     def computed(self, now: float) -> list[Action]:
         """Pass the computed gradient to the robot's state machine; return the machine's actions."""
@@ -141,12 +156,12 @@ class Robot:
 
     def evaluate(self, processes: GradientProcesses, finished: int) -> None:
         """Evaluate the robot's present model; ``finished`` is the number of finished iterations."""
-        _, self.accuracy = processes.submit(self.place, None, (), True)()
+        _, self.accuracy, _ = processes.submit(self.place, None, (), True, self._is_grown)()
         self.evaluated_at = finished
 
     def portrait(self, processes: GradientProcesses) -> Mapping[str, np.ndarray]:
         """Return the task's outputs for figures; the process that trains this robot makes them."""
-        return processes.submit(self.place, None, (), False, True)()
+        return processes.submit(self.place, None, (), False, self._is_grown, True)()
 
     def settle(self, now: float) -> None:
         """Update the energy meter with the present activity of the robot."""

@@ -31,7 +31,7 @@ from rog_core.errors import (
 )
 from rog_core.loopback import handler
 from rog_core.method_check import check_method
-from rog_core.model.flat import flatten, rows_of, trainable, unflatten
+from rog_core.model.flat import flatten, frozen_values, partition_of_model, unflatten
 from rog_core.model.partition import Listing, RowPartition, require_same
 from rog_core.protocol.config import ServerConfig, TransferConfig
 from rog_core.protocol.messages import (
@@ -114,14 +114,14 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
     training = fleet.training
     with named_failures(task):
         model = task.model()
-    partition = rows_of(trainable(model), training.granularity, training.codec)
+    partition = partition_of_model(model, training.granularity, training.codec)
     if above is None:
         with named_failures(task):
             prepare(task, model)
     else:
         rows, weights = above
         try:
-            require_same(Listing(partition.parameters, rows.granularity), rows)
+            require_same(Listing(partition.listing.parameters, rows.granularity), rows)
         except PartitionMismatchError as error:
             raise ConfigError(f'the fleet {fleet.name} trains another model than its parent '
                               f'fleet: {error}') from error
@@ -161,7 +161,7 @@ class Simulation:
         master = flatten(model)
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
-            ServerConfig.of(fleet, fleet.capacities, self._traffic))
+            ServerConfig.of(fleet, fleet.capacities, self._traffic), frozen_values(model))
         self.below = {name: Simulation(below, out and out / name, above=self._worked(name),
                                        model_above=(partition, master), keep_model=keep_model)
                       for name, below in child_fleets(fleet).items()}
@@ -275,7 +275,7 @@ class Simulation:
                 robot.finish()
             robot.settle(self.now)
             report = robot.machine.report(self.now)
-            robot.store.publish()
+            robot.store.publish_final()
             if not self._server_every:
                 robot.evaluate(self._processes, report.iteration)
             self._report(robot, 'stopped')

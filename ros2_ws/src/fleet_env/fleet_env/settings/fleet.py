@@ -30,6 +30,10 @@ class TrainingConfig(Settings):
                              'class, package.module:Class')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission and staleness')
+    buffers: Literal['average', 'local'] = _(
+        'average', 'buffers, such as the statistics of batch normalisation. average: all robots '
+                   'have the mean over the robots; local: each robot keeps its own, and the server '
+                   'evaluates with their mean')
     device: str = _('cpu', "device that computes the gradients and holds the robot's rows",
                     **DEVICE)
     learning_rate: float = _(0.005, 'learning rate of the averaged gradient', gt=0.0,

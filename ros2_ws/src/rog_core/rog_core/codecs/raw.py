@@ -62,6 +62,10 @@ class Raw(Codec):
         """Return ``data`` with all values multiplied by ``factor``; see `Codec.scaled`."""
         return (_floats(data) * np.float32(factor)).view(np.uint8)
 
+    def floats(self, data: np.ndarray) -> np.ndarray:
+        """Return the values in ``data`` (uint8), float32; the caller must `check` it first."""
+        return _floats(data)
+
     def store(self, partition: Segments, values: Array, ids: np.ndarray, data: np.ndarray) -> None:
         """Decode ``data``, and write the result to the segments ``ids`` of ``values``.
 

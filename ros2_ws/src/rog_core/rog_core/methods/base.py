@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arrays import Array, zeros_like
+from ..arrays import Array, joined, zeros_like
 from ..codecs import Codec
 from ..errors import ConfigError
 from ..model.partition import RowPartition
@@ -346,6 +346,13 @@ class Method:
     def begin(self, model: Model, iteration: int) -> None:
         """Start to train this model; ``iteration``: highest iteration pushed or granted so far."""
         self.model = model
+
+    def grow(self, model: Model) -> None:
+        """Continue with ``model``, to which the rows of the frozen parameters were added."""
+        former = self.arrays()
+        self.model = model
+        self.load_arrays({name: joined(values, zeros_like(model.master[len(values):]))
+                          for name, values in former.items()})
 
     def takes(self, step: Step) -> bool:
         """Return whether this method accepts a push whose gradient was computed with this step."""

@@ -58,6 +58,11 @@ class Svrg(Method):
         super().begin(model, iteration)
         self._since, self._sum = iteration, FullGradient(model.partition, model.master)
 
+    def grow(self, model: Model) -> None:
+        """See `Method.grow`: the next full gradient contains the new rows."""
+        super().grow(model)
+        self._sum = FullGradient(model.partition, model.master)
+
     def on_join(self, robot: str) -> list:
         """See `Method.on_join`."""
         self._sum.forget(robot)

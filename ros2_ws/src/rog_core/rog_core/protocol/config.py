@@ -18,7 +18,8 @@ from ..errors import ConfigError
 class TransferConfig:
     """How rows are formed, encoded, ranked and sent.
 
-    ``granularity`` and ``codec`` must be the same on workers and server.
+    ``granularity`` and ``codec`` must be the same on workers and server. ``buffers``: 'average' if
+    all robots have the fleet's buffers, 'local' if each robot keeps its own (FedBN).
 
     ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`. For
     ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic``, see the arguments
@@ -32,13 +33,15 @@ class TransferConfig:
     chunk_bytes: int
     chunk_time: float
     traffic: float = 1.0
+    buffers: str = 'average'
 
     @classmethod
     def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
         """Make the configuration from ``settings.training`` and ``settings.network``."""
         training, network = settings.training, settings.network
         return cls(training.granularity, training.codec, training.importance_magnitude,
-                   training.importance_age, network.chunk_bytes, network.chunk_time, traffic)
+                   training.importance_age, network.chunk_bytes, network.chunk_time, traffic,
+                   training.buffers)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 7  # version of the wire protocol; both sides must have the same version
+PROTOCOL = 8  # version of the wire protocol; both sides must have the same version
 HEADER_BYTES = 40  # bytes of a serialised chunk without ids and values; used by emulated links
 
 
@@ -162,7 +162,8 @@ class End:
 
     ``duration``: seconds that the transfer has taken. ``mta_duration``: seconds that the
     MTA of the transfer has taken. ``whole``: whether the transfer stays open until all of
-    its chunks have arrived.
+    its chunks have arrived. ``switched``: in a push, numbers of the parameters that the robot has
+    frozen or unfrozen, see `rog_core.model.partition.RowPartition.trained`.
     """
 
     transfer: TransferId
@@ -171,6 +172,7 @@ class End:
     mta_duration: float = 0.0
     command: Command = Command()
     whole: bool = False
+    switched: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ class RegisterRequest:
     ``number`` counts the requests of this worker process. The shell gives the worker only
     the answer to its latest request. ``pull``: receipt of the worker's last pull; None if
     there was no pull. The receipt stays valid, because the worker accepts no rows until the
-    answer arrives.
+    answer arrives. ``parameters``: name, shape and role of every tensor of the model, see
+    `rog_core.model.partition`.
     """
 
     robot: str
@@ -204,7 +207,7 @@ class RegisterRequest:
     granularity: str
     codec: str
     digest: str
-    parameters: tuple[tuple[str, tuple[int, ...]], ...] = field(repr=False)
+    parameters: tuple[tuple[str, tuple[int, ...], int], ...] = field(repr=False)
     protocol: int = PROTOCOL
     number: int = 1
     pull: Receipt | None = None

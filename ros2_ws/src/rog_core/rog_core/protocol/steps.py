@@ -38,6 +38,11 @@ class Step:
         """The share of the rows that one transfer of this step usually carries, 0 to 1."""
         return 1.0
 
+    @property
+    def batches(self) -> int:
+        """Number of batches that the robot's buffers have seen in this step."""
+        return 1
+
     def check(self) -> None:
         """Raise `RemoteProtocolError` if the numbers of this step are out of range."""
 
@@ -100,6 +105,11 @@ class Shards(Step):
     weights: tuple[float, ...]
     feedback: bool = True
 
+    @property
+    def batches(self) -> int:
+        """See `Step.batches`."""
+        return len(self.ids)
+
     def check(self) -> None:
         """See `Step.check`."""
         if not 1 <= self.shards <= MAX_SHARDS or not 0 < len(self.ids) == len(self.weights):
@@ -151,6 +161,11 @@ class Local(Step):
     name = 'local'
 
     steps: int
+
+    @property
+    def batches(self) -> int:
+        """See `Step.batches`."""
+        return self.steps
 
     def check(self) -> None:
         """See `Step.check`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..codecs import Codec
 from ..errors import PartitionMismatchError, shown
-from ..model.partition import Listing, Parameter, RowPartition, require_same
+from ..model.partition import Listing, Parameter, Role, RowPartition, require_same
 from ..protocol.messages import PROTOCOL, RegisterRequest, RegisterResponse
 from .member import Member
 
@@ -33,7 +33,7 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         # Compare only the lists of parameters; build no partition from the request. An unknown
         # sender can claim a model of any size, and the partition of a huge model could fill the
         # memory.
-        require_same(Listing(tuple(Parameter(n, s) for n, s in request.parameters),
+        require_same(Listing(tuple(Parameter(n, s, Role(r)) for n, s, r in request.parameters),
                              request.granularity), partition)
         if request.digest != partition.digest:
             raise PartitionMismatchError('the digest does not match the listed parameters')

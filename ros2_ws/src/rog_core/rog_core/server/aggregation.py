@@ -17,6 +17,7 @@ from ..methods import Method, Team, create
 from ..methods.base import Due, Fleet, Model
 from ..protocol.messages import Kind, Receipt
 from ..transfer.receiver import Rows
+from . import buffers
 from .member import Member
 
 
@@ -72,6 +73,11 @@ class Aggregation:
         method.begin(self.model, iteration)
         self.method = method
 
+    def grow(self, model: Model) -> None:
+        """Continue with ``model``, to which the rows of the frozen parameters were added."""
+        self.model = model
+        self.method.grow(model)
+
     def take(self, member: Member, rows: Rows, robots: int) -> None:
         """Apply checked rows of a push; ``robots``: number of robots in the fleet."""
         if rows.transfer.kind == Kind.ANCHOR:
@@ -80,11 +86,17 @@ class Aggregation:
         elif self.counts(member):
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
+    def take_buffers(self, member: Member, rows: Rows, active: Collection[Member]) -> None:
+        """Apply checked buffers of a push; ``active``: the members that take part in training."""
+        weight = buffers.share(member.step, [m.step for m in active])
+        buffers.apply(self.model.partition, self.model.master, member.mirror.rows, rows.ids,
+                      rows.data, weight)
+
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
         """Handle the end of a member's push; ``fleet``: progress of all robots after this push."""
         transfer = member.push.transfer
         assert transfer is not None
-        complete = member.rows_pushed == self.model.partition.rows and not member.push.refused
+        complete = member.is_whole and not member.push.refused
         if transfer.kind == Kind.ANCHOR:
             self.method.close_full_gradient(member.robot, transfer.iteration, complete)
         elif self.counts(member):

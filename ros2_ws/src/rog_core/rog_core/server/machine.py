@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 
-from ..arrays import Array, difference_magnitude, zeros_like
+from ..arrays import Array, difference_magnitude, from_host, to_host, zeros_like
 from ..errors import ConfigError, RemoteProtocolError
 from ..model.partition import RowPartition
 from ..protocol.config import ServerConfig
@@ -30,6 +30,7 @@ from ..protocol.messages import (
     RegisterResponse,
 )
 from ..protocol.states import SERVER, WAITING
+from . import buffers
 from .aggregation import ServerState
 from .membership import Membership
 from .overdue import Overdue
@@ -45,8 +46,8 @@ class ServerMachine(Shared):
     """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
-                 config: ServerConfig) -> None:
-        super().__init__(partition, master, incarnation, config)
+                 config: ServerConfig, frozen: Array | None = None) -> None:
+        super().__init__(partition, master, incarnation, config, frozen)
         self.pulls = Pulls(self)
         self.pushes = Pushes(self, self.pulls)
         self.membership = Membership(self, self.pulls, self.pushes)
@@ -101,15 +102,25 @@ class ServerMachine(Shared):
         except RemoteProtocolError:
             return []  # the chunk is invalid and counts as lost; the receipt remains valid
 
-    def on_model_above(self, change: Array) -> None:
-        """Add the change of the parent fleet's model, float32 (elements,), to the master rows.
+    def on_model_above(self, former: Array, model: Array) -> None:
+        """Add the change of the parent fleet's model to the master rows.
 
-        Robots receive this change with their next pulls, like the pushes of other robots. No robot
+        ``former`` and ``model``: this model before and after the change, float32 (elements,).
+        Robots receive the change with their next pulls, like the pushes of other robots. No robot
         waits for the change, and the change does not count as an iteration.
         """
+        if len(model) > len(self.master):
+            self.grow()
+        change = model - former
         offsets = self.partition.offsets
         moved = self.partition.row_sum(difference_magnitude(change, zeros_like(change), offsets))
+        part = self.partition.buffers
+        before = to_host(self.master[part])
         self.master += change
+        if before.size:
+            self.master[part] = from_host(buffers.combined(
+                before, to_host(self.master[part]), to_host(model[part]),
+                self.partition.are_integers, 1 / (1 + len(self.active()))), self.master)
         self.updated_at[moved > 0] = self.iteration
 
     # -- control ---------------------------------------------------------------------------------
@@ -163,6 +174,8 @@ class ServerMachine(Shared):
 
     def load_state(self, state: ServerState) -> None:
         """Resume from a checkpoint; the caller must do this before any worker has registered."""
+        if state.updated_at.size > self.partition.rows:
+            self.grow()
         if state.updated_at.shape != self.updated_at.shape:
             raise ConfigError(f"the checkpoint's model has {state.updated_at.size} rows; this one "
                               f'has {self.partition.rows}')

@@ -49,6 +49,7 @@ class Member:
     mirror: Mirror
     versions: np.ndarray     # for each row, newest iteration whose gradient has arrived (V in ROG)
     pulled_at: np.ndarray    # for each row, iteration at which the worker last received this row
+    trained: np.ndarray      # which rows the robot trains, see `RowPartition.trained`, bool (rows,)
     bound: float             # staleness bound that applied to the robot's last push
     heard: float             # time of the last message from the robot, in seconds
     link: LinkEstimate       # measurements of the link; kept when the robot registers again
@@ -65,6 +66,7 @@ class Member:
     push_mta: float = 0.0    # seconds that the MTA of the last push took
     pull_mta: float = 0.0    # seconds that the MTA of the last pull took
     rows_pushed: int = 0     # number of complete rows in the last push
+    is_whole: bool = False   # whether all `trained` rows of the last push have arrived
     rows_pulled: int = 0     # number of complete rows in the last pull
     waiting_for: list[str] = field(default_factory=list)  # robots for which this robot waits
     since: float = 0.0       # time at which the robot began to wait, in seconds

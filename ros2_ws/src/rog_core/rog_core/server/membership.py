@@ -100,7 +100,8 @@ class Membership:
             LinkEstimate(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
         member = Member(robot, incarnation, receiver, Mirror(shared.partition, shared.master),
                         np.zeros(rows, np.int64), np.zeros(rows, np.int64),
-                        shared.method.row_bound, now, link, attempt, progress=now, paid=now)
+                        shared.partition.trained(), shared.method.row_bound, now, link, attempt,
+                        progress=now, paid=now)
         if former is not None:
             shared.deadlines.stands_for(former, now)
             member.stood, member.stood_at = former.stood, former.stood_at

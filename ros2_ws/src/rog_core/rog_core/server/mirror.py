@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array, difference_magnitude, zeros_like
+from ..arrays import Array, difference_magnitude, joined, zeros_like
 from ..codecs import RAW, Codec, Part, at_once, in_model_order
 from ..model.partition import RowPartition
 
@@ -39,6 +39,7 @@ class Mirror:
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode the pending values of the segments ``ids``; do not change the mirror."""
+        codec = self.partition.codec_of(ids, codec)
         return codec.difference(self.partition, self.master, self.rows, ids, self.magnitude[ids])
 
     def taken(self, codec: Codec, parts: list[Part]) -> None:
@@ -46,8 +47,13 @@ class Mirror:
 
         ``parts``: (segments, encoded values) of each chunk.
         """
-        ids, values = in_model_order(codec, self.partition, parts)
-        codec.add(self.partition, self.rows, ids, values)
+        for one, ids, values in self.partition.in_order(codec, parts):
+            one.add(self.partition, self.rows, ids, values)
+
+    def grow(self, partition: RowPartition, master: Array) -> None:
+        """Follow the server's rows, to which those of the frozen parameters were added."""
+        self.rows = joined(self.rows, master[len(self.rows):])
+        self.partition, self.master = partition, master
 
     def stored(self, parts: list[Part]) -> None:
         """Store in the mirror the model values that the worker has stored; mark it as known.

@@ -42,11 +42,14 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     partition, sending = model.partition, method.sending()
     pending = member.mirror.measure()
     differ, age = pending > 0, member.iteration - member.pulled_at
-    candidates = differ & member.step.turn(age)
+    if config.buffers == 'local':
+        differ[partition.buffer_rows] = False
+    candidates = differ & member.step.turn(age) & plans.due_buffers(partition, sending, age)
     time = budget(member, active) if method.time_limited else math.inf
     if sending.minimum < 1:
         scores = plans.importance(pending, updated_at - updated_at.min(),
-                                  config.importance_magnitude, config.importance_age)
+                                  config.importance_magnitude, config.importance_age,
+                                  partition.buffer_rows)
         # Bound the staleness of pulled rows, too, not only of pushed rows; this is not in the
         # paper.
         plan = plans.by_importance(partition, sending, scores, age, candidates, time)
@@ -66,7 +69,7 @@ def pull_of(member: Member, active: Sequence[Member], method: Method, model: Mod
     current = bool((member.pulled_at >= member.iteration - 1).all())
     full = method.full_gradient_for(member.iteration, current)
     if full is not None:
-        return _raw_transfer(Kind.ANCHOR, model, full, command)
+        return _raw_transfer(Kind.ANCHOR, model, full, command, model.partition.trained())
     return Pull(Kind.PULL, plan, codec, member.mirror, command)
 
 
@@ -93,18 +96,23 @@ def snapshot_of(model: Model) -> Pull:
     return _raw_transfer(Kind.SNAPSHOT, model, model.master, Command())
 
 
-def final_of(member: Member, model: Model, method: Method, limit: float) -> Pull:
+def final_of(member: Member, model: Model, method: Method, limit: float, config: TransferConfig
+             ) -> Pull:
     """Plan the transfer of the final model, which may take ``limit`` seconds.
 
     The plan has the rows that differ from the worker's rows, the largest difference first.
     """
     pending = member.mirror.measure()
     partition = model.partition.raw_partition
+    if config.buffers == 'local':
+        pending[partition.buffer_rows] = 0
     plan = plans.by_score(partition, pending, np.flatnonzero(pending > 0), limit)
     return Pull(Kind.FINAL, plan, RAW, RawRows(partition, model.master),
                 Command(sync=str(method), stop=True))
 
 
-def _raw_transfer(kind: Kind, model: Model, values: Array, command: Command) -> Pull:
+def _raw_transfer(kind: Kind, model: Model, values: Array, command: Command,
+                  rows: np.ndarray | None = None) -> Pull:
     partition = model.partition.raw_partition
-    return Pull(kind, plans.everything(partition), RAW, RawRows(partition, values), command)
+    plan = plans.everything(partition, None if rows is None else np.flatnonzero(rows))
+    return Pull(kind, plan, RAW, RawRows(partition, values), command)

@@ -60,10 +60,12 @@ class Pulls:
         member.push.kind = Kind.ANCHOR if step.uncompressed else Kind.PUSH
         member.granted_at = now
         partition = shared.partition
+        pushed = partition.raw_partition if step.uncompressed else partition
+        segments = max(int(pushed.segments_of_row[member.trained].sum()), 1)
         member.factor = max(sending.mta * partition.rows
                             / max(sending.minimum * partition.rows, 1), 1.0)
-        member.wanted = partition.raw_partition.segments if step.uncompressed else math.ceil(
-            max(sending.minimum, LEAST) * step.share * partition.segments)
+        member.wanted = segments if step.uncompressed else math.ceil(
+            max(sending.minimum, LEAST) * step.share * segments)
         member.move('pull')
         return self.transfer(member, pull, now)
 
@@ -82,7 +84,8 @@ class Pulls:
         for member in living:
             if member.state == WAITING:
                 member.move('drain')
-                final = final_of(member, shared.model, shared.method, shared.config.drain_limit)
+                final = final_of(member, shared.model, shared.method, shared.config.drain_limit,
+                                 shared.config.transfer)
                 actions += self.transfer(member, final, now)
         return actions
 

@@ -7,9 +7,11 @@ import math
 import numpy as np
 
 from ..errors import RemoteProtocolError
+from ..model.partition import Role
 from ..protocol.messages import Action, Chunk, End, Notice, Receipt, Send
 from ..protocol.states import PULLING, TRAINING
 from ..transfer.receiver import Rows
+from . import buffers
 from .member import Member
 from .places import take_back
 from .pulls import Pulls
@@ -92,7 +94,12 @@ class Pushes:
         Returns a `Notice` when the filter refuses rows of this push for the first time.
         """
         shared, push = self.shared, member.push
+        known = shared.partition_of(rows.transfer.kind)
+        if rows.ids[-1] >= known.segments:  # the robot has unfrozen a parameter
+            shared.grow()
         self._bring(member, rows.ids.size, now)
+        if known.are_buffers(rows.ids):
+            return self._apply_buffers(member, rows)
         robots = len(shared.active())
         passed = self.filter.passed(push, rows, max(robots, len(shared.config.capacities)))
         if passed is not None:
@@ -100,6 +107,18 @@ class Pushes:
         elif push.refused == 1:
             shared.refused[member.robot] += 1
             return [Notice(member.robot, 'push_refused', self.filter.reason)]
+        return []
+
+    def _apply_buffers(self, member: Member, rows: Rows) -> list[Action]:
+        shared, push = self.shared, member.push
+        if push.refused or buffers.is_absurd(shared.partition, shared.master, rows.energy):
+            push.refused += 1
+            if push.refused > 1:
+                return []
+            shared.refused[member.robot] += 1
+            return [Notice(member.robot, 'push_refused', 'it changes buffers, such as the '
+                           'statistics of a BatchNorm, as no healthy robot does')]
+        shared.aggregation.take_buffers(member, rows, shared.active())
         return []
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
@@ -119,12 +138,20 @@ class Pushes:
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
             member.advance(now)
+            self._note_switched(member, end.switched)
             # The reported duration decides how long every transfer of the fleet sends. It may be
             # false, so limit it.
             most = (now - member.granted_at) * member.factor
             member.push_mta = min(end.mta_duration, most)
             actions += self._pushed(member, taken, now)
         return actions
+
+    def _note_switched(self, member: Member, switched: tuple[int, ...]) -> None:
+        """Note which parameters a robot has frozen or unfrozen; ignore impossible numbers."""
+        parameters = self.shared.partition.grown.parameters
+        if any(k < len(parameters) and parameters[k].role == Role.FROZEN for k in switched):
+            self.shared.grow()
+        member.trained = self.shared.partition.trained(switched)
 
     def _bring(self, member: Member, segments: int, now: float) -> None:
         push, computed = member.push, not math.isnan(member.computes)
@@ -161,7 +188,9 @@ class Pushes:
             member.robot, push, [m.robot for m in shared.active()])
         iteration = push.transfer.iteration
         complete = shared.partition_of(push.transfer.kind).rows_complete(taken)
-        member.versions[complete] = np.maximum(member.versions[complete], iteration)
+        member.is_whole = bool(complete[member.trained].all())
+        current = complete | ~member.trained  # the robot has nothing to push in the other rows
+        member.versions[current] = np.maximum(member.versions[current], iteration)
         member.iteration = max(member.iteration, iteration)
         shared.count_slowest(member)
         member.rows_pushed = int(complete.sum())

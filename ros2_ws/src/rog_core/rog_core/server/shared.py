@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from ..arrays import Array, all_finite, first_bad
+from ..arrays import Array, all_finite, first_bad, joined
 from ..codecs import Codec, get_codec
 from ..errors import ConfigError
 from ..methods import Method, Team
@@ -34,16 +34,17 @@ ACTIVE = (WAITING, PULLING, TRAINING, DRAINING)
 class Shared:
     """The state of a server. ``master``: the model, flat float32 (elements,), changed in place.
 
+    ``frozen``: values of the frozen parameters, flat float32; a model without them needs none.
     ``incarnation``: random 64-bit identity of this process. Raises `ConfigError` if the values of
     ``config`` cannot work, or the model is not finite.
     """
 
     def __init__(self, partition: RowPartition, master: Array, incarnation: int,
-                 config: ServerConfig) -> None:
+                 config: ServerConfig, frozen: Array | None = None) -> None:
         if not all_finite(master):
             raise ConfigError(f'parameter {partition.owner(first_bad(master))} of the model holds '
                               'NaN or infinite values; start from a model that is finite')
-        self.partition, self.master = partition, master
+        self.partition, self.master, self.frozen = partition, master, frozen
         self.incarnation, self.config = incarnation, config
         self.codec: Codec = get_codec(config.transfer.codec)
         self.model = Model(partition, master, self.codec)
@@ -69,6 +70,23 @@ class Shared:
         self.missing: frozenset[str] = frozenset()
         self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
         self.paused = False        # if true, no iteration is granted; transfers continue
+
+    def grow(self) -> None:
+        """Take up the rows of the frozen parameters, because a robot has unfrozen one of them."""
+        if not self.partition.frozen:
+            return
+        assert self.frozen is not None, 'a model with frozen parameters needs their values'
+        self.partition = self.partition.grown
+        self.master = joined(self.master, self.frozen)
+        self.model = Model(self.partition, self.master, self.codec)
+        self.aggregation.grow(self.model)
+        rows = self.partition.rows
+        self.updated_at = _longer(self.updated_at, rows, 0)
+        for member in self.members.values():
+            member.mirror.grow(self.partition, self.master)
+            member.versions = _longer(member.versions, rows, member.iteration)
+            member.pulled_at = _longer(member.pulled_at, rows, member.iteration)
+            member.trained = _longer(member.trained, rows, False)
 
     @property
     def method(self) -> Method:
@@ -116,3 +134,7 @@ class Shared:
     def partition_of(self, kind: Kind) -> RowPartition:
         """Return the partition whose segments a transfer of this kind carries."""
         return self.partition.raw_partition if kind.is_raw else self.partition
+
+
+def _longer(values: np.ndarray, size: int, value: int) -> np.ndarray:
+    return np.append(values, np.full(size - values.size, value, values.dtype))

@@ -66,7 +66,18 @@ class Plan:
         return sum(ids.size for ids in self.windows[:self.mandatory or None])
 
 
-def _windows(segments: np.ndarray, size: int) -> list[np.ndarray]:
+def _windows(partition: RowPartition, segments: np.ndarray) -> list[np.ndarray]:
+    """Cut ``segments`` into windows, in this order; no window mixes buffers with parameters."""
+    size, buffers = window_size(partition), partition.buffer_segments
+    of_buffers = (segments >= buffers.start) & (segments < buffers.stop)
+    if not of_buffers.any():
+        return _cut(segments, size)
+    found = [(at[first], ids) for at in map(np.flatnonzero, (~of_buffers, of_buffers))
+             for first, ids in zip(range(0, at.size, size), _cut(segments[at], size), strict=True)]
+    return [ids for _, ids in sorted(found, key=lambda pair: pair[0])]
+
+
+def _cut(segments: np.ndarray, size: int) -> list[np.ndarray]:
     full = segments.size // size * size
     windows = list(np.sort(segments[:full].reshape(-1, size)))
     return windows if full == segments.size else [*windows, np.sort(segments[full:])]
@@ -90,20 +101,29 @@ def _expand(partition: RowPartition, rows: np.ndarray) -> np.ndarray:
 def everything(partition: RowPartition, rows: np.ndarray | None = None) -> Plan:
     """Return a plan that makes the given rows (None: all rows) mandatory, in model order."""
     rows = np.arange(partition.rows) if rows is None else rows
-    windows = _windows(_expand(partition, rows), window_size(partition))
+    windows = _windows(partition, _expand(partition, rows))
     return Plan(windows, len(windows), rows.size)
 
 
-def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float) -> np.ndarray:
+def importance(mean_magnitude: np.ndarray, age: np.ndarray, f1: float, f2: float,
+               buffers: slice = slice(0, 0)) -> np.ndarray:
     """Return the importance of each row: f1 * mean|gradient| + f2 * age (Algorithm 3).
 
     The magnitude is divided by its mean over the rows, so that f1 and f2 mean the same for every
     model and learning rate. ``age`` is in iterations. At a worker, ``age`` is the number of
     iterations since the row was last pushed (max(iters) - iters). At the server, ``age`` is larger
-    for a row with a newer push (iters - min(iters)).
+    for a row with a newer push (iters - min(iters)). The rows ``buffers`` have a mean of their own,
+    because their changes are no gradients.
     """
-    mean = float(mean_magnitude.mean()) or 1.0
-    return f1 / mean * mean_magnitude + f2 * age
+    if buffers.start == buffers.stop:
+        mean = float(mean_magnitude.mean()) or 1.0
+        return f1 / mean * mean_magnitude + f2 * age
+    means = np.ones(mean_magnitude.size, np.float32)
+    others = np.ones(mean_magnitude.size, bool)
+    others[buffers] = False
+    for part in (others, ~others):
+        means[part] = mean_magnitude[part].mean() or 1.0
+    return f1 * mean_magnitude / means + f2 * age
 
 
 def _descending(scores: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -130,7 +150,19 @@ def by_score(partition: RowPartition, scores: np.ndarray, rows: np.ndarray, budg
     ``scores``: score of every row of the model.
     """
     order = rows[_descending(scores[rows], np.zeros(rows.size, bool))]
-    return Plan(_windows(_expand(partition, order), window_size(partition)), 0, rows.size, budget)
+    return Plan(_windows(partition, _expand(partition, order)), 0, rows.size, budget)
+
+
+def due_buffers(partition: RowPartition, sending: Sending, age: np.ndarray) -> np.ndarray:
+    """Return which rows may be sent as far as the age of buffers decides, bool (rows,).
+
+    Statistics change slowly, and are sent raw: a row of a buffer is sent after a quarter of the
+    staleness threshold, so that it takes few bytes. ``age``: see `by_importance`.
+    """
+    due = np.ones(age.size, bool)
+    rows = partition.buffer_rows
+    due[rows] = age[rows] >= sending.threshold // 4
+    return due
 
 
 def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec, rate: float,
@@ -142,21 +174,23 @@ def affordable(plan: Plan, partition: RowPartition, codec: Codec, smaller: Codec
     if not plan.mandatory or patience == float('inf'):
         return codec
     ids = np.concatenate(plan.windows[:plan.mandatory])
-    nbytes = int(codec.sizes(partition.lengths[ids]).sum()) + ids.size
+    nbytes = int(partition.sizes(codec)[ids].sum()) + ids.size
     return smaller if nbytes > rate * patience else codec
 
 
 def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray, age: np.ndarray,
-                  candidates: np.ndarray, budget: float) -> Plan:
+                  candidates: np.ndarray, budget: float, total: int = 0) -> Plan:
     """Return the plan of ATP: overdue rows first, then the other rows by descending score.
 
     Overdue rows are mandatory. If they are fewer than the share ``sending.minimum`` of all rows,
     the next rows in this order are mandatory, too. ``scores``: importance, float32 (rows,).
     ``age`` int64 (rows,): number of iterations since each row was sent. A row whose age reaches the
     threshold is overdue: if it were not sent, it would exceed the staleness bound. ``candidates``
-    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. Rows with equal
-    scores keep model order, so the plan is deterministic.
+    (bool, (rows,)): rows that may be sent at all. ``budget``: MTA time in seconds. ``total``:
+    number of rows of which ``sending.minimum`` is a share; 0: all rows of the model. Rows with
+    equal scores keep model order, so the plan is deterministic.
     """
+    total = total or partition.rows
     rows = np.flatnonzero(candidates)
     if rows.size == 0:
         return Plan([], 0, 0, budget)
@@ -165,12 +199,11 @@ def by_importance(partition: RowPartition, sending: Sending, scores: np.ndarray,
     late = (age >= sending.threshold)[rows] if sending.threshold else np.zeros(rows.size, bool)
     order = rows[_descending(scores[rows], late)]
     # At least one row is mandatory, because an empty transfer would not measure the link.
-    least = max(int(np.ceil(sending.minimum * partition.rows)), int(late.sum()), 1)
+    least = max(int(np.ceil(sending.minimum * total)), int(late.sum()), 1)
     least = min(least, rows.size)
-    size = window_size(partition)
     # All mandatory rows are sent, so their order does not matter. Model order gives the fastest
     # memory access and the shortest encoded ids.
-    first = _windows(_expand(partition, np.sort(order[:least])), size)
-    rest = _windows(_expand(partition, order[least:]), size)
-    factor = max(sending.mta * partition.rows / least, 1.0)
+    first = _windows(partition, _expand(partition, np.sort(order[:least])))
+    rest = _windows(partition, _expand(partition, order[least:]))
+    factor = max(sending.mta * total / least, 1.0)
     return Plan(first + rest, len(first), rows.size, budget, factor)

@@ -61,6 +61,9 @@ class Receiver:
     # Whether each segment of the present transfer has arrived, bool (segments,).
     _seen: np.ndarray = field(default_factory=lambda: _NOTHING)
 
+    def __post_init__(self) -> None:
+        self._grown, self._raw = self.partition.grown, self.partition.grown.raw_partition
+
     def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
         """Return the acknowledgement of a chunk, and its rows, which the caller must apply.
 
@@ -92,11 +95,12 @@ class Receiver:
 
     def _examine(self, chunk: Chunk) -> Rows:
         self._expect(chunk.transfer)
-        codec, partition = self._codec_of(chunk), self.rows_of(chunk.transfer)
+        partition = self.rows_of(chunk.transfer)
         if not 0 <= chunk.sequence < partition.segments:
             raise RemoteProtocolError('sequence number of a chunk must be below the number of '
                                       f'segments, {partition.segments}, got {chunk.sequence}')
         ids = decode_ids(chunk.ids, chunk.segments, partition)
+        codec = self._codec_of(chunk, ids)
         energy = codec.check(partition, ids, chunk.values)
         return Rows(chunk.transfer, ids, codec, chunk.values, energy)
 
@@ -217,20 +221,34 @@ class Receiver:
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _codec_of(self, chunk: Chunk) -> Codec:
+    def _codec_of(self, chunk: Chunk, ids: np.ndarray) -> Codec:
         # Check the codec here, not later when rows are applied. So a chunk with a wrong codec does
         # not open its transfer.
         codec = codec_on_wire(chunk.codec, self.codec)
-        raw = chunk.transfer.kind.is_raw
-        allowed = (RAW,) if raw else (self.codec, SMALLER)
+        allowed: tuple[Codec, ...]
+        if chunk.transfer.kind.is_raw:
+            what, allowed = chunk.transfer.kind.name, (RAW,)
+        else:
+            buffers = self.rows_of(chunk.transfer).buffer_segments
+            count = 0
+            if buffers.start < buffers.stop:
+                count = int(np.diff(np.searchsorted(ids, (buffers.start, buffers.stop)))[0])
+            if 0 < count < ids.size:
+                raise RemoteProtocolError('chunk must hold segments of buffers alone, or of '
+                                          f'parameters alone, got segments {ids.tolist()[:20]}')
+            what = chunk.transfer.kind.name + ' with buffers' * (count > 0)
+            allowed = (RAW,) if count else (self.codec, SMALLER)
         if codec not in allowed:
-            raise RemoteProtocolError(f"chunk of a {chunk.transfer.kind.name} has codec "
-                                      f"'{codec.name}'; it must be '{allowed[0].name}'")
+            raise RemoteProtocolError(f"chunk of a {what} has codec '{codec.name}'; it must be "
+                                      f"'{allowed[0].name}'")
         return codec
 
     def rows_of(self, transfer: TransferId) -> RowPartition:
-        """Return the partition whose segments a transfer carries."""
-        return self.partition.raw_partition if transfer.kind.is_raw else self.partition
+        """Return the partition whose segments a transfer carries.
+
+        It contains the frozen parameters, too, because the peer may have unfrozen one.
+        """
+        return self._raw if transfer.kind.is_raw else self._grown
 
     def _open(self, transfer: TransferId) -> None:
         if transfer != self.transfer:

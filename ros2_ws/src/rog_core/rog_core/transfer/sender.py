@@ -97,6 +97,7 @@ class Sender:
     link: LinkEstimate
     started: float
     command: Command = Command()
+    switched: tuple[int, ...] = ()  # see `End`
     state: str = SENDING
     bytes_sent: int = 0
     mta_duration: float = math.inf
@@ -125,7 +126,7 @@ class Sender:
     segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
-        self._sizes = self.codec.sizes(self.partition.lengths)  # number of bytes of each segment
+        self._sizes = self.partition.sizes(self.codec)  # number of bytes of each segment
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -373,9 +374,11 @@ class Sender:
         likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
         windows: list[np.ndarray] = []
         ends = [0]  # running sums of the encoded bytes of the windows, from 0 on
+        buffers = self.partition.are_buffers(self.plan.windows[first])
         for number, ids in enumerate(self.plan.windows[first:], first):
             ends.append(ends[-1] + int(self._sizes[ids].sum()))
-            if windows and ends[-1] > (most if number < self.plan.mandatory else likely):
+            if windows and (ends[-1] > (most if number < self.plan.mandatory else likely)
+                            or self.partition.are_buffers(ids) != buffers):
                 break
             windows.append(ids)
         values = self.rows.encode(self.codec, np.concatenate(windows))
@@ -390,13 +393,13 @@ class Sender:
         if not self._ready:
             self._encode(now)
         ids, values = self._ready.popleft()
+        codec = self.partition.codec_of(ids, self.codec)
         self._window += 1
         first = begin = 0
         chunks = split_into_chunks(ids, self._sizes[ids], self.link.chunk_bytes)
         for stop, end, id_bytes in chunks:
             part, data = ids[first:stop], values[begin:end]
-            chunk = Chunk(self.transfer, len(self._chunks), self.codec.number, part.size, id_bytes,
-                          data)
+            chunk = Chunk(self.transfer, len(self._chunks), codec.number, part.size, id_bytes, data)
             self._chunks.append(_Sent(chunk, part, id_bytes.size + data.size))
             first, begin = stop, end
         if mandatory:
@@ -434,4 +437,4 @@ class Sender:
         duration, mta = now - self.started, self.mta_duration
         if math.isinf(mta):  # estimated time until the mandatory rows are acknowledged
             mta = (duration + self.link.round_trip) * self.plan.mta_factor
-        return End(self.transfer, self._fresh, duration, mta, self.command, whole)
+        return End(self.transfer, self._fresh, duration, mta, self.command, whole, self.switched)

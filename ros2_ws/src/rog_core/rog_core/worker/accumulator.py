@@ -3,16 +3,31 @@
 Source: dist-EF-SGDM (reference [22] of the ROG paper): blockwise compression with error feedback
 and Nesterov momentum on the worker. The error of a lossy codec stays in ``pending`` and is sent
 later. Rows that were not sent also stay in ``pending``.
+
+The pending values of buffers are the changes by this robot's own batches: the buffers before a
+computation minus those after it. They are sent raw, and stay in ``pending`` until the server has
+received them, because the robot's own buffers are ``weights`` - ``pending``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
-from ..arrays import Array, accumulate, all_finite, copy_of, first_bad, zeros_like
+from ..arrays import (
+    Array,
+    accumulate,
+    all_finite,
+    copy_of,
+    difference_magnitude,
+    first_bad,
+    joined,
+    zeros_like,
+)
 from ..codecs import RAW, Codec, Part, at_once, in_model_order
 from ..errors import GradientError
-from ..model.partition import RowPartition
+from ..model.partition import Role, RowPartition
 
 # `publish` drops a predicted step whose norm exceeds FARTHEST * sqrt(1 + norm of the model ** 2).
 FARTHEST = 10.0
@@ -28,24 +43,103 @@ class Accumulator:
     steps of a `Phase` that the server has not received yet; None outside of phases. ``model``
     includes these steps, ``weights`` does not.
 
+    ``own``, float32 (elements of the buffers,): the robot's own buffers, on which it computes.
+    ``frozen``: function that returns the values of the frozen parameters, if there are any;
+    ``enlarge``: function that makes room for them at the end of ``model``, and returns it.
+    ``keeps_buffers``: whether the robot keeps its own buffers (FedBN), and pushes only their
+    changes.
+
     Only for SVRG: ``full`` is this worker's full gradient, which must be pushed; None if there is
     none. ``anchor`` is a pair: an earlier model, and the fleet's full gradient at this model; or
     None.
     """
 
-    def __init__(self, partition: RowPartition, weights: Array) -> None:
+    def __init__(self, partition: RowPartition, weights: Array, own: Array | None = None,
+                 frozen: Callable[[], Array] | None = None,
+                 enlarge: Callable[[], Array] | None = None, keeps_buffers: bool = False) -> None:
         if len(weights) != partition.elements:
             raise ValueError(f'weights have {len(weights)} elements; the partition has '
                              f'{partition.elements}')
         self.partition, self.weights, self.model = partition, weights, weights
+        self.own = copy_of(weights[partition.buffers]) if own is None else own
+        self.frozen, self._enlarge = frozen, enlarge
+        self._keeps, self._has_own = keeps_buffers, False
         self.momentum = zeros_like(weights)
         self.pending = zeros_like(weights)
         self.magnitude = np.zeros(partition.segments, np.float32)
         self.rate = 0.0  # learning rate of the last step
         self.kept = 0    # number of calls of `keep_local`
+        self.switched: tuple[int, ...] = ()  # see `RowPartition.trained`
+        self._held: list[slice] = []         # elements of the parameters that are frozen now
+        self._initial: Array | None = None   # first values of the frozen parameters, see `grow`
         self.drift: Array | None = None
         self.full: Array | None = None
         self.anchor: tuple[Array, Array] | None = None
+
+    def grow(self) -> None:
+        """Make room for the frozen parameters, because a robot has unfrozen one of them.
+
+        ``model`` grows later, in `follow`, because a gradient may be computed on it now.
+        """
+        if not self.partition.frozen:
+            return
+        assert self.frozen is not None, 'a model with frozen parameters needs `frozen`'
+        self.detach()
+        values = self._initial = copy_of(self.frozen())
+        self.weights, self.partition = joined(self.weights, values), self.partition.grown
+        more = zeros_like(values)
+        self.momentum, self.pending = joined(self.momentum, more), joined(self.pending, more)
+        if self.drift is not None:
+            self.drift = joined(self.drift, more)
+        self.magnitude = np.append(self.magnitude, np.zeros(
+            self.partition.segments - self.magnitude.size, np.float32))
+
+    def restore_frozen(self) -> None:
+        """Give frozen parameters their first values, from which a snapshot of the server begins.
+
+        The server may have restarted from a checkpoint in which nothing had been unfrozen.
+        """
+        if self._initial is not None:
+            self.weights[len(self.weights) - len(self._initial):] = self._initial
+
+    def follow(self) -> None:
+        """Let ``model`` grow, too; call this function only while no gradient is computed."""
+        if len(self.model) < len(self.weights):
+            assert self.frozen is not None, 'a model with frozen parameters needs `frozen`'
+            self.model = joined(self.model, self.frozen()) if self._enlarge is None \
+                else self._enlarge()
+
+    def switch(self, switched: Iterable[int]) -> None:
+        """Note which parameters the robot has frozen or unfrozen, see `RowPartition.trained`.
+
+        The steps of a parameter that has become frozen are dropped, and its values in ``model``
+        stay as they are until it is unfrozen, or the run ends.
+        """
+        if tuple(switched) == self.switched:
+            return
+        self.switched = tuple(switched)
+        starts = self.partition.starts
+        self._held = [
+            slice(int(starts[k]), int(starts[k + 1]))
+            for k, parameter in enumerate(self.partition.parameters)
+            if parameter.role in (Role.TRAINED, Role.FROZEN)
+            and (parameter.role == Role.TRAINED) == (k in self.switched)]
+        if self._held:
+            self.detach()
+        for part in self._held:
+            self.momentum[part] = 0
+            if self.drift is not None:
+                self.drift[part] = 0
+        self._drop_held()
+
+    def _drop_held(self) -> None:
+        """Drop the pending steps of frozen parameters, for example their weight decay."""
+        offsets = self.partition.offsets
+        for part in self._held:
+            self.pending[part] = 0
+            # the segments that lie within this parameter; with granularity model there are none
+            first, end = np.searchsorted(offsets, (part.start, part.stop))
+            self.magnitude[first:end] = 0
 
     def detach(self) -> None:
         """Give ``weights`` separate memory, so that pulled rows do not change ``model``."""
@@ -60,15 +154,39 @@ class Accumulator:
         far away from the model is ignored. Such a prediction comes from a gradient that the server
         will refuse, and gradients at the predicted model would be useless, or NaN.
         """
+        self.follow()
+        self._publish_buffers()
         if self.model is not self.weights:
-            self.model[:] = self.weights
+            self._update_model(self.weights)
             if ahead:
                 # if the step overflows, it is infinite, and the condition below drops it
                 with np.errstate(over='ignore'):
                     step = np.float32(ahead * self.rate) * self.momentum
                     far = float(step @ step)
                 if far <= FARTHEST ** 2 * (1 + float(self.weights @ self.weights)):
+                    for part in self._held:
+                        step[part] = 0
                     self.model -= step
+
+    def _update_model(self, values: Array, less: Array | None = None) -> None:
+        held = [copy_of(self.model[part]) for part in self._held]
+        self.model[:] = values
+        if less is not None:
+            self.model -= less
+        for part, former in zip(self._held, held, strict=True):
+            self.model[part] = former
+
+    def _publish_buffers(self) -> None:
+        if self._keeps and self._has_own:
+            return
+        buffers = self.partition.buffers
+        self.own[:] = self.weights[buffers] - self.pending[buffers]
+
+    def publish_final(self) -> None:
+        """Copy ``weights`` to ``model`` at the end of the run, frozen parameters included."""
+        self.pending[self.partition.buffers] = 0
+        self._held = []
+        self.publish()
 
     def publish_own(self) -> None:
         """Store ``weights`` - ``drift`` in ``model``; before, separate the memory of both arrays.
@@ -78,8 +196,27 @@ class Accumulator:
         if self.drift is None:
             self.drift = zeros_like(self.weights)
         self.detach()
-        self.model[:] = self.weights
-        self.model -= self.drift
+        self.follow()
+        self._publish_buffers()
+        self._update_model(self.weights, self.drift)
+
+    def keep_buffers(self, change: Array) -> None:
+        """Add the change of the buffers that is in ``change``, (elements,), to ``pending``."""
+        buffers = self.partition.buffers
+        if buffers.start == buffers.stop:
+            return
+        self.pending[buffers] += change[buffers]
+        if self._keeps:
+            self.own -= change[buffers]
+            self._has_own = True
+        self._measure_buffers()
+
+    def _measure_buffers(self) -> None:
+        part, segments = self.partition.buffers, self.partition.buffer_segments
+        pending = self.pending[part]
+        self.magnitude[segments] = difference_magnitude(
+            pending, zeros_like(pending),
+            self.partition.offsets[segments.start:segments.stop + 1] - part.start)
 
     def keep_local(self, change: Array) -> None:
         """Add ``change``, the result of local steps, to ``pending`` and ``drift`` unscaled."""
@@ -87,7 +224,10 @@ class Accumulator:
         self.kept += 1
         self.momentum[:] = 0  # a later method must not continue with this momentum
         if self.drift is not None:
-            self.drift += change
+            for region in self.partition.optimised:
+                self.drift[region.elements] += change[region.elements]
+            for part in self._held:
+                self.drift[part] = 0
 
     def settle(self, ids: np.ndarray) -> None:
         """Set ``drift`` to zero in the segments ``ids``, which have arrived at the server."""
@@ -107,20 +247,27 @@ class Accumulator:
         rows: no server would accept these rows, so the worker would otherwise send them forever.
         """
         self.rate = learning_rate
-        self.magnitude = accumulate(
-            gradient, self.model, self.momentum, self.pending, learning_rate, momentum,
-            weight_decay, self.partition.offsets, nesterov)
+        for region in self.partition.optimised:
+            part = region.elements
+            self.magnitude[region.segments] = accumulate(
+                gradient[part], self.model[part], self.momentum[part], self.pending[part],
+                learning_rate, momentum, weight_decay, region.offsets, nesterov)
+        self._drop_held()
         if not np.isfinite(self.magnitude).all():
             self.reset()
 
-    def clear(self) -> None:
-        """Drop the steps that the server has not received."""
-        self.pending[:] = 0
-        self.magnitude[:] = 0
+    def clear(self, buffers: bool = False) -> None:
+        """Drop the steps that the server has not received; ``buffers``: also their changes."""
+        for region in self.partition.optimised:
+            self.pending[region.elements] = 0
+            self.magnitude[region.segments] = 0
+        if buffers:
+            self.pending[self.partition.buffers] = 0
+            self.magnitude[self.partition.buffer_segments] = 0
 
     def reset(self) -> None:
         """Drop the steps that the server has not received, and the momentum that contains them."""
-        self.clear()
+        self.clear(buffers=True)
         self.momentum[:] = 0
         self.drift = None
 
@@ -146,10 +293,25 @@ class Accumulator:
         return at_once(self.pending)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
-        """Encode segments ``ids`` of ``pending``; subtract the decoded values from ``pending``."""
+        """Encode segments ``ids`` of ``pending``.
+
+        The decoded values are subtracted from ``pending``; those of buffers later, see `received`.
+        """
+        if self.partition.are_buffers(ids):
+            return RAW.snapshot(self.partition, self.pending, ids)
         return codec.take(self.partition, self.pending, ids, self.magnitude[ids])
+
+    def received(self, parts: list[Part]) -> None:
+        """Subtract the changes of buffers in ``parts``, which the server has received."""
+        buffers = [part for part in parts if self.partition.are_buffers(part[0])]
+        for ids, values in buffers:
+            RAW.add(self.partition, self.pending, ids, values, -1.0)
+        if buffers:
+            self._measure_buffers()
 
     def put_back(self, codec: Codec, parts: list[Part]) -> None:
         """Add the rows ``parts``, which have not arrived at the server, to ``pending`` again."""
-        ids, values = in_model_order(codec, self.partition, parts)
+        ids, values = in_model_order(codec, self.partition, [
+            part for part in parts if not self.partition.are_buffers(part[0])])
         codec.add(self.partition, self.pending, ids, values)
+        self._drop_held()

@@ -32,6 +32,12 @@ class Source(Protocol):
     result: Array           # the same memory as ``gradient``
     velocity: torch.Tensor | None  # momentum from which the local steps of a `Phase` continue
 
+    def load(self) -> None:
+        """Give the model's buffers the values that they had before the first batch."""
+
+    def held(self) -> list[tuple[slice, torch.Tensor]]:
+        """Return the elements and a copy of the values of each parameter that is frozen now."""
+
     def batch(self) -> Any:
         """Return the robot's own next batch."""
 
@@ -110,8 +116,9 @@ class OfGradient(Computation[Gradient]):
             source.add(batch, -1.0)
         finally:
             model[:] = now
+        source.load()  # the pass on the anchor does not count
         loss = source.add(batch)
-        gradient = source.result
+        gradient = source.result[:len(full)]
         gradient += full
         return loss
 
@@ -166,6 +173,7 @@ class OfFull(Computation[Full]):
         All batches count equally, because they have about equal size.
         """
         losses = [source.add(batch) for batch in source.shard()]
+        source.load()  # this pass repeats data, so it does not count for the buffers
         gradient = source.result
         gradient /= len(losses)
         return sum(losses) / len(losses)
@@ -197,19 +205,24 @@ class OfLocal(Computation[Local]):
         return self._steps(source, source.gradient.clone(), sgd)
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
-        weights, gradient = source.weights, source.gradient
-        before, losses = weights.clone(), []
+        before, losses = source.weights.clone(), []
+        count = len(before)
         try:
             for _ in range(self.step.steps):
                 source.clear()
                 losses.append(source.add(source.batch()))
+                weights, gradient = source.weights[:count], source.gradient[:count]
+                held = source.held()
                 velocity.mul_(sgd.momentum).add_(gradient)
                 way = gradient.add(velocity, alpha=sgd.momentum) if sgd.nesterov else velocity
                 weights.mul_(1 - sgd.learning_rate * sgd.weight_decay)
                 weights.sub_(way, alpha=sgd.learning_rate)
-            gradient.copy_(before).sub_(weights)
+                for part, values in held:
+                    source.weights[part] = values
+            source.clear()  # a parameter unfrozen in these steps is trained from the next ones on
+            source.gradient[:count].copy_(before).sub_(source.weights[:count])
         finally:
-            weights.copy_(before)
+            source.weights[:count].copy_(before)
         return sum(losses) / len(losses)
 
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
@@ -228,7 +241,7 @@ class OfPhase(OfLocal):
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
         """See `Computation.compute`."""
-        if order.fresh or source.velocity is None:
+        if order.fresh or source.velocity is None or len(source.velocity) < len(source.gradient):
             # the gradient is zero here, because no batch has been added yet
             source.velocity = source.gradient.clone()
         return self._steps(source, source.velocity, sgd)

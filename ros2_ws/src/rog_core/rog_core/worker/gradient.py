@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import LocalProtocolError
+from ..arrays import Array
+from ..errors import ConfigError, LocalProtocolError
 from ..model.flat import FlatModel, as_array
 from ..protocol.config import SgdConfig
 from ..protocol.messages import Compute
+from ..protocol.steps import Full
 from .accumulator import Accumulator
 from .computation import computation_of
 
@@ -40,12 +42,26 @@ class GradientSource:
     def __init__(self, model: torch.nn.Module, flat: FlatModel, store: Accumulator, data: Data
                  ) -> None:
         self._model, self._flat, self.store = model, flat, store
-        self.weights, self.gradient = flat.weights, flat.gradient
-        self.result = as_array(flat.gradient)
-        self.clear = flat.zero_grad
+        self.clear, self.load, self.held = flat.zero_grad, flat.load, flat.held
         self.batch, self.shard, self.batch_of = data.batch, data.shard, data.batch_of
         self._loss, self._in_shard = data.loss, 0
         self.velocity: torch.Tensor | None = None
+
+    # These three are longer once a frozen parameter was unfrozen, see `FlatModel.grow`.
+    @property
+    def weights(self) -> torch.Tensor:
+        """See `Source`."""
+        return self._flat.weights
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """See `Source`."""
+        return self._flat.gradient
+
+    @property
+    def result(self) -> Array:
+        """See `Source`."""
+        return as_array(self._flat.gradient)
 
     def shard_batches(self) -> int:
         """Return the number of batches of the robot's whole shard."""
@@ -55,6 +71,8 @@ class GradientSource:
 
     def add(self, batch: Any, weight: float = 1.0) -> float:
         """Add ``weight`` times the gradient of a batch at the present weights; return the loss."""
+        if not self._flat.is_all_views:
+            self._flat.load_weights()
         loss = self._loss(self._model, batch)
         if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
             raise LocalProtocolError(f'the loss is {_described(loss)}; it must be a scalar tensor '
@@ -66,7 +84,14 @@ class GradientSource:
     def compute(self, order: Compute, sgd: SgdConfig) -> float:
         """Compute the step that ``order`` asks for, on the present model; return the loss."""
         self.clear()
-        return computation_of(order.step).compute(self, order, sgd)
+        self.load()
+        loss = computation_of(order.step).compute(self, order, sgd)
+        svrg = isinstance(order.step, Full) or self.store.anchor is not None
+        if svrg and self._flat.unfrozen and self.store.partition.frozen:
+            raise ConfigError(f'parameter {self._flat.unfrozen[0]} was unfrozen during the run, '
+                              'but svrg trains only what its full gradient contains: unfreeze it '
+                              'in the model from the beginning, or choose a method without svrg')
+        return loss
 
 
 def _described(loss: Any) -> str:

@@ -38,7 +38,7 @@ class Link(Protocol):
 class RogOptimizer(torch.optim.Optimizer):
     """SGD with momentum; the robots of the fleet share gradients and weights.
 
-    ``model``: its parameters that require a gradient must be float32 on one device. They become
+    ``model``: its parameters that require a gradient must be on one device. Those of float32 become
     views of one flat tensor. ``sgd`` is copied to ``param_groups``, so learning rate schedules
     work. ``incarnation``: random 64-bit identity of this process. After `step`, ``iteration`` is
     the next iteration to compute; ``stopped`` says whether the run is over.
@@ -57,6 +57,7 @@ class RogOptimizer(torch.optim.Optimizer):
         self.machine, self.accumulator = self._learner.machine, self._learner.store
         self._link = link
         self._order = link.join(self.machine)
+        self._learner.flat.load()
 
     @property
     def iteration(self) -> int:
@@ -85,14 +86,31 @@ class RogOptimizer(torch.optim.Optimizer):
         return sgd
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse every group except the first: the parameters of a fleet's model cannot change.
+        """Train parameters that were frozen when the optimizer was made, from the next step on.
 
-        The constructor adds the first group.
+        ``param_group``: as in PyTorch. All groups have the learning rate, momentum and weight
+        decay of the first one, and the parameters must be the model's. Setting ``requires_grad``
+        of a frozen parameter has the same effect, without a group.
         """
-        if self.param_groups:
-            raise ConfigError("a fleet's optimizer has one group, the model's parameters when it "
-                              'was made; add parameters to the model before')
-        super().add_param_group(param_group)
+        if not self.param_groups:  # the constructor adds the group of the trained parameters
+            super().add_param_group(param_group)
+            return
+        given = dict(param_group)
+        added = given['params']
+        added = [added] if isinstance(added, torch.Tensor) else list(added)
+        known = {id(p) for _, p in self._learner.flat.contents.frozen}
+        if not all(id(p) in known for p in added):
+            raise ConfigError('a group of a fleet\'s optimizer must consist of parameters that '
+                              'the model had, frozen, when the optimizer was made; make new layers '
+                              'before the optimizer')
+        first = self.param_groups[0]
+        for name, value in given.items():
+            if name != 'params' and first.get(name, value) != value:
+                raise ConfigError(f'{name} of a new group must be that of the first group, '
+                                  f'{first[name]}, got {value}')
+        for parameter in added:
+            parameter.requires_grad_(True)
+        super().add_param_group({**given, 'params': added})
 
     def compute(self) -> float:
         """Compute the gradient that the method orders, from ``data``; return the loss."""
@@ -122,4 +140,5 @@ class RogOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"the fleet's method, '{self.machine.sync}', chooses the batches of "
                               'a step; give the optimizer data and call compute()')
         self._order = self._link.exchange(self._learner.gradient(), self.sgd)
+        self._learner.flat.load()
         return loss

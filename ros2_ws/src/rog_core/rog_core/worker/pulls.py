@@ -37,7 +37,10 @@ class Pulls:
             return [Send(shared.robot, pull.receipt)]
         if shared.state == STOPPED:
             return []
+        former = pull.transfer
         ack, rows = pull.on_chunk(chunk)
+        if chunk.transfer.kind == Kind.SNAPSHOT and pull.transfer != former:
+            shared.accumulator.restore_frozen()
         if rows is not None:
             shared.statistics.bytes_received += chunk.ids.size + chunk.values.size
             self._apply(rows)
@@ -51,6 +54,9 @@ class Pulls:
 
     def _apply(self, rows: Rows) -> None:
         store, kind = self.shared.accumulator, rows.transfer.kind
+        known = store.partition.raw_partition if kind.is_raw else store.partition
+        if rows.ids[-1] >= known.segments:  # another robot has unfrozen a parameter
+            self.shared.grow()
         if self.shared.gradient == BUSY:  # a gradient is being computed on `model`
             store.detach()
         if not kind.is_raw:
@@ -90,7 +96,7 @@ class Pulls:
         if not grants:
             shared.move(event, now)
         if command.stop:
-            shared.accumulator.publish()
+            shared.accumulator.publish_final()
             return [*actions, Stop()]
         if kind == Kind.ANCHOR and self._arriving is not None:
             shared.accumulator.anchor = copy_of(shared.accumulator.weights), self._arriving

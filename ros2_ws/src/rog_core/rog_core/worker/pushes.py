@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array
+from ..arrays import Array, joined, zeros_like
 from ..codecs import RAW, SMALLER
 from ..errors import LocalProtocolError
 from ..protocol.config import SgdConfig
@@ -75,10 +75,18 @@ class Pushes:
 
     def _keep(self, gradient: Array, sgd: SgdConfig) -> None:
         """Store a gradient in the accumulator, from which the push reads it."""
-        assert self.shared.order is not None
-        made, asked = self.shared.order.step, self.shared.command.step
+        shared, store = self.shared, self.shared.accumulator
+        assert shared.order is not None
+        if len(gradient) > len(store.weights):
+            shared.grow()  # this robot has unfrozen a parameter
+        store.follow()
+        if len(gradient) < len(store.weights):  # another robot has, during the computation
+            gradient = joined(gradient, zeros_like(store.weights[len(gradient):]))
+        store.switch(shared.switched)
+        made, asked = shared.order.step, shared.command.step
         step = asked if made == asked else made
-        computation_of(step).keep(self.shared.accumulator, gradient, sgd)
+        computation_of(step).keep(store, gradient, sgd)
+        store.keep_buffers(gradient)
 
     def _fits_grant(self) -> bool:
         """Return whether the computed gradient fits the granted iteration and step."""
@@ -115,28 +123,36 @@ class Pushes:
         store, raw = shared.accumulator, shared.partition.raw_partition
         if uncompressed:
             assert store.full is not None
-            shared.push = Sender(transfer, raw, plans.everything(raw), RAW,
-                                 RawRows(raw, store.full), shared.link, now)
+            plan = plans.everything(raw, np.flatnonzero(raw.trained()))
+            shared.push = Sender(transfer, raw, plan, RAW, RawRows(raw, store.full), shared.link,
+                                 now)
         else:
             plan = self._plan()
             # If the other robots would have to wait for a push with the fleet's codec, use the
             # smaller codec.
             codec = plans.affordable(plan, shared.partition, shared.codec, SMALLER,
                                      shared.link.rate, command.patience)
-            shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now)
+            shared.push = Sender(transfer, shared.partition, plan, codec, store, shared.link, now,
+                                 switched=store.switched)
         shared.move('push', now)
         return [*self.poll(now), *self._compute_ahead(now)]
 
     def _plan(self) -> plans.Plan:
-        shared, command = self.shared, self.shared.command
+        shared, command, partition = self.shared, self.shared.command, self.shared.partition
+        magnitude = shared.accumulator.mean_magnitude()
+        may = partition.trained(shared.accumulator.switched)
+        may[partition.buffer_rows] = magnitude[partition.buffer_rows] > 0
+        shared.pushed_at[~may] = shared.iteration  # what has not changed is up to date
         sending, age = command.sending, shared.iteration - shared.pushed_at
-        turn = command.step.turn(age)
+        turn = command.step.turn(age) & may & plans.due_buffers(partition, sending, age)
         if sending.minimum >= 1:
-            return plans.everything(shared.partition, np.flatnonzero(turn))
+            return plans.everything(partition, np.flatnonzero(turn))
         scores = plans.importance(
-            shared.accumulator.mean_magnitude(), shared.pushed_at.max() - shared.pushed_at,
-            shared.config.importance_magnitude, shared.config.importance_age)
-        return plans.by_importance(shared.partition, sending, scores, age, turn, command.mta_time)
+            magnitude, shared.pushed_at.max() - shared.pushed_at,
+            shared.config.importance_magnitude, shared.config.importance_age,
+            partition.buffer_rows)
+        return plans.by_importance(partition, sending, scores, age, turn, command.mta_time,
+                                   int(may.sum()))
 
     def poll(self, now: float) -> list[Action]:
         """Return the messages of the push that must be sent now."""
@@ -160,9 +176,9 @@ class Pushes:
         shared, push = self.shared, self.shared.push
         if shared.state != PUSHING or push is None or not push.on_receipt(receipt, now):
             return []
-        complete = push.partition.rows_complete(push.taken())
+        complete = np.flatnonzero(push.partition.rows_complete(push.taken()))
         shared.pushed_at[complete] = shared.iteration
-        shared.last_pushed_rows = int(complete.sum())
+        shared.last_pushed_rows = complete.size
         shared.statistics.rows_pushed += shared.last_pushed_rows
         self.end(None)
         shared.move('taken', now)
@@ -181,6 +197,8 @@ class Pushes:
         if push.state != DONE:
             match = receipt is not None and receipt.transfer == push.transfer
             push.abort(receipt if match else None)
+        if push.rows is shared.accumulator:
+            shared.accumulator.received(push.taken_chunks())
         computation_of(shared.command.step).after_push(shared.accumulator, push)
         if push.receipt is not None and push.receipt.refused:
             shared.statistics.refused += 1

@@ -50,7 +50,7 @@ class Registration:
         self.due = now + self._interval
         self._requests += 1
         partition, pull = shared.partition, shared.pull
-        parameters = tuple((p.name, p.shape) for p in partition.parameters)
+        parameters = tuple((p.name, p.shape, int(p.role)) for p in partition.listing.parameters)
         known = pull is not None and pull.incarnation == shared.session
         return [Send(shared.robot, RegisterRequest(
             shared.robot, shared.incarnation, shared.iteration, shared.attempt,

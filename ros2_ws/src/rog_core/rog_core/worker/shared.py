@@ -6,6 +6,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..codecs import Codec, get_codec
+from ..model.partition import RowPartition
 from ..protocol.config import SgdConfig, TransferConfig
 from ..protocol.messages import Command, Compute
 from ..protocol.states import (
@@ -35,7 +36,6 @@ class Shared:
         self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
         self.config = config
         self.codec: Codec = get_codec(config.codec)
-        self.partition = accumulator.partition
         self.link = LinkEstimate(config.chunk_bytes, config.chunk_time, config.traffic)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
@@ -52,7 +52,21 @@ class Shared:
         self.attempt = 0                 # number of the last push
         self.order: Compute | None = None   # the last order to compute a gradient
         self.computed: tuple[Array, SgdConfig] | None = None  # the gradient in the state READY
+        # which parameters were frozen or unfrozen when the last gradient was computed, see
+        # `RowPartition.trained`; the program sets it before it reports the gradient
+        self.switched: tuple[int, ...] = ()
         self.since = 0.0                 # time of the last change of state, in seconds
+
+    @property
+    def partition(self) -> RowPartition:
+        """The rows of the model; they become more when a robot unfreezes a parameter."""
+        return self.accumulator.partition
+
+    def grow(self) -> None:
+        """Take up the rows of the frozen parameters, because a robot has unfrozen one of them."""
+        self.accumulator.grow()
+        more = self.partition.rows - self.pushed_at.size
+        self.pushed_at = np.append(self.pushed_at, np.full(more, self.iteration - 1, np.int64))
 
     @property
     def session(self) -> int:

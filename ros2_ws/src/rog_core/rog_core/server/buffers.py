@@ -1,0 +1,71 @@
+"""Averages the robots' buffers on the server: statistics of batch normalisation, counters.
+
+A robot pushes by how much its own batches have changed a buffer. The server adds each change times
+the robot's share of the batches that the fleet computes per iteration. In lock-step, the result is
+the average of the robots' buffers, weighted by their batches. A robot that pushes more often has
+seen more batches, and so counts more. Integers become the maximum over the robots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..arrays import Array, from_host, to_host
+from ..codecs import RAW
+from ..codecs.base import starts_of
+from ..model.partition import RowPartition
+from ..protocol.steps import Step
+
+ABSURD = 1e4  # the norm of a change of buffers may be at most ABSURD * (1 + norm of the buffers)
+
+
+def share(step: Step, fleet: Iterable[Step]) -> float:
+    """Return a robot's share of the batches of an iteration, 0 to 1.
+
+    ``step``: what the robot has computed; ``fleet``: the same of all robots that take part.
+    """
+    total = sum(other.batches for other in fleet)
+    return step.batches / max(total, step.batches, 1)
+
+
+def is_absurd(partition: RowPartition, master: Array, energy: float) -> bool:
+    """Return whether no healthy robot changes its buffers so much.
+
+    ``energy``: sum of the squares of the change.
+    """
+    norm = float(np.linalg.norm(to_host(master[partition.buffers]).astype(np.float64)))
+    return not energy <= (ABSURD * (1 + norm)) ** 2
+
+
+def apply(partition: RowPartition, master: Array, mirror: Array, ids: np.ndarray,
+          data: np.ndarray, weight: float) -> None:
+    """Change the buffers in ``master`` by a robot's push.
+
+    ``mirror``: the rows that the robot has, see `rog_core.server.mirror`. ``ids``, ``data``: the
+    segments of buffers in the push, and their raw values, buffers before minus buffers after.
+    ``weight``: see `share`.
+    """
+    lengths, change = partition.lengths[ids], RAW.floats(data)
+    elements = np.repeat(partition.offsets[ids] - starts_of(lengths), lengths) \
+        + np.arange(change.size)
+    at = elements if isinstance(master, np.ndarray) else from_host(elements, master)
+    before, theirs = to_host(master[at]), to_host(mirror[at]) - change
+    after = combined(before, before - np.float32(weight) * change, theirs,
+                     partition.are_integers[elements - partition.buffers.start], weight)
+    master[at] = from_host(after, master)
+
+
+def combined(before: np.ndarray, after: np.ndarray, theirs: np.ndarray, integers: np.ndarray,
+             weight: float) -> np.ndarray:
+    """Return the fleet's new buffers.
+
+    ``before`` and ``after``: the fleet's buffers without and with the change of a robot;
+    ``theirs``: the buffers of this robot. A robot may have computed its change long ago, so the
+    change may be larger than the present value. Then a variance could become negative. So the mean
+    of numbers that are not negative is at least the robot's own share; in lock-step it always is.
+    """
+    positive = (before >= 0) & (theirs >= 0)
+    after = np.where(positive, np.maximum(after, np.float32(weight) * theirs), after)
+    return np.where(integers, np.maximum(before, theirs), after)
