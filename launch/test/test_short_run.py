@@ -81,3 +81,23 @@ def test_the_summary_names_the_method_that_was_chosen_last(tmp_path):
         fleet.interrupt('server')
         assert fleet.ended('server') == 0
     assert read_summary(fleet.out).sync == 'rsp:20'
+
+
+@pytest.mark.long
+def test_a_model_with_statistics_is_in_plain_pytorch_what_it_is_on_robots_and_server(tmp_path):
+    with Fleet(tmp_path, task='tiny_task:Normed') as fleet:
+        fleet.start_all()
+        fleet.until_trained('robot1', 'robot2')
+        fleet.interrupt('server')
+        assert fleet.ended('server') == 0
+    task = tiny_task.Normed(seed=3)
+    plain = task.model()
+    state = load_file(fleet.out / 'models/latest/model.safetensors')
+    assert state['1.num_batches_tracked'] > 0 and state['3.weight'].equal(state['5.weight'])
+    plain.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        metric = task.evaluate(plain.eval())
+    summary = read_summary(fleet.out)
+    found = [summary.notes['server']['accuracy'],
+             *(robot.accuracy.after for robot in summary.robots.values())]
+    assert found == pytest.approx([metric] * 3, abs=1e-6)
