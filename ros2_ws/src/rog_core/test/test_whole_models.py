@@ -121,6 +121,17 @@ def test_a_chunk_never_mixes_buffers_and_parameters():
         member.push._codec_of(mixed, ids)
 
 
+@pytest.mark.parametrize('sync', ['bsp', 'asp', 'rsp:20+pipeline', 'rsp:8'])
+def test_a_counter_lies_between_the_batches_of_one_robot_and_those_of_all(sync):
+    fleet = Fleet(4, 3, sync, whole=True)
+    fleet.run(8)
+    iterations = [robot.machine.iteration for robot in fleet.robots.values()]
+    at = int(np.flatnonzero(fleet.partition.are_integers)[0])
+    # the robots begin at 7, see `fleet.Robot`, and with rsp:20 push buffers every five iterations
+    counted = fleet.server.master[fleet.partition.buffers][at] - 7
+    assert max(iterations) - 12 <= counted <= sum(iterations), (counted, iterations)
+
+
 def test_an_unchanged_buffer_is_not_sent():
     fleet = Fleet(3, 2, 'bsp', whole=True)
     fleet.run(3)

@@ -1,6 +1,6 @@
 """Small models that the shipped tasks train.
 
-No model has buffers: batch normalisation is left out, so the parameters that a fleet exchanges are
+No model has buffers: batch normalisation is left out, so the parameters that a fleet trains are
 the whole model. No model draws random numbers: dropout is left out even where the published network
 has it, so equal batches give equal gradients.
 

@@ -43,8 +43,8 @@ class Task(ABC):
     def model(self) -> 'nn.Module':
         """Return a new model; equal seeds must give equal models.
 
-        Only parameters are exchanged. Buffers, such as the statistics of batch normalisation, stay
-        local.
+        Robots exchange its trained parameters and buffers, such as the statistics of batch
+        normalisation.
         """
 
     @abstractmethod
@@ -259,8 +259,8 @@ def prepare(task: Task, model: 'nn.Module') -> None:
     Only the server calls this function.
 
     :raises TaskError: `Task.pretrain` changes a frozen parameter, or changes which
-        parameters are frozen. Both are refused because robots get only the trained
-        parameters from the server.
+        parameters are frozen. Both are refused because robots get no frozen parameters from the
+        server.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     fixed = {name: p.detach().clone() for name, p in model.named_parameters()

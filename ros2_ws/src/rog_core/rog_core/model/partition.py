@@ -202,7 +202,8 @@ class RowPartition:
     def are_integers(self) -> np.ndarray:
         """Whether each element of the buffers is an integer, bool (elements of the buffers,)."""
         buffers = [p for p in self.parameters if p.role in BUFFERS]
-        return np.repeat([p.role == Role.MAXIMUM for p in buffers], [p.size for p in buffers])
+        return np.repeat(np.array([p.role == Role.MAXIMUM for p in buffers], bool),
+                         np.array([p.size for p in buffers], np.int64))
 
     @cached_property
     def optimised(self) -> tuple[Region, ...]:

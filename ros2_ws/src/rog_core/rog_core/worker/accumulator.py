@@ -22,6 +22,7 @@ from ..arrays import (
     copy_of,
     difference_magnitude,
     first_bad,
+    from_host,
     joined,
     zeros_like,
 )
@@ -64,6 +65,8 @@ class Accumulator:
         self.own = copy_of(weights[partition.buffers]) if own is None else own
         self.frozen, self._enlarge = frozen, enlarge
         self._keeps, self._has_own = keeps_buffers, False
+        # positions of the integers among the buffers
+        self._integers: Array = from_host(np.flatnonzero(partition.are_integers), weights)
         self.momentum = zeros_like(weights)
         self.pending = zeros_like(weights)
         self.magnitude = np.zeros(partition.segments, np.float32)
@@ -177,14 +180,23 @@ class Accumulator:
             self.model[part] = former
 
     def _publish_buffers(self) -> None:
-        if self._keeps and self._has_own:
+        part, at = self.partition.buffers, self._integers
+        if part.start == part.stop or self._keeps and self._has_own:
             return
-        buffers = self.partition.buffers
-        self.own[:] = self.weights[buffers] - self.pending[buffers]
+        weights, pending = self.weights[part], self.pending[part]
+        counted = self.own[at]
+        self.own[:] = weights - pending
+        # An integer is the fleet's or the robot's own, whichever is larger. Their sum would count
+        # the same iterations twice.
+        self.own[at] = counted + (weights[at] - counted) * (weights[at] > counted)
+        pending[at] = weights[at] - self.own[at]
 
     def publish_final(self) -> None:
         """Copy ``weights`` to ``model`` at the end of the run, frozen parameters included."""
-        self.pending[self.partition.buffers] = 0
+        part = self.partition.buffers
+        self.pending[part] = 0
+        if not self._keeps:
+            self.own[:] = self.weights[part]
         self._held = []
         self.publish()
 
@@ -205,10 +217,14 @@ class Accumulator:
         buffers = self.partition.buffers
         if buffers.start == buffers.stop:
             return
-        self.pending[buffers] += change[buffers]
+        pending, at = self.pending[buffers], self._integers
+        pending += change[buffers]
         if self._keeps:
             self.own -= change[buffers]
             self._has_own = True
+        else:
+            self.own[at] -= change[buffers][at]
+        pending[at] = self.weights[buffers][at] - self.own[at]
         self._measure_buffers()
 
     def _measure_buffers(self) -> None:

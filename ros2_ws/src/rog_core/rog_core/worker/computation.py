@@ -27,10 +27,19 @@ class Source(Protocol):
     """The model and the data of a robot; see `rog_core.worker.gradient.GradientSource`."""
 
     store: Accumulator
-    weights: torch.Tensor   # the flat model on which gradients are computed
-    gradient: torch.Tensor  # the sum of the gradients that `add` computes, flat
-    result: Array           # the same memory as ``gradient``
     velocity: torch.Tensor | None  # momentum from which the local steps of a `Phase` continue
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The flat model on which gradients are computed."""
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The sum of the gradients that `add` computes, flat."""
+
+    @property
+    def result(self) -> Array:
+        """The same memory as `gradient`."""
 
     def load(self) -> None:
         """Give the model's buffers the values that they had before the first batch."""
