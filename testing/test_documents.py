@@ -62,6 +62,17 @@ class Short:
     needs: Path | None = None
 
 
+DIGITS = ('rog sim examples/my_fleet.yaml --set training.task=own_task:Digits --minutes 10 '
+          '--out runs/digits')
+LEARNED = DIGITS.replace('--minutes 10', '--minutes 0.1')
+# Writes a version of the model resnet18.
+STREET = """
+from pathlib import Path
+from fleet_env.weights import state_bytes
+from lopinfer_node.model.zoo import load
+Path('runs/street/models/1').mkdir(parents=True)
+Path('runs/street/models/1/model.safetensors').write_bytes(state_bytes(load('resnet18')))
+"""
 TRAINS = {'until': 'robot3: [1-9]', 'says': 'Results in'}
 SERVER = Beside('rrto serve --name laptop', 'serving as laptop')
 KEYED = Beside(f'rog key fleet.key && {UP} --only server,robot3 --set security.key=fleet.key',
@@ -97,6 +108,17 @@ RUN = {
         'rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog view --port 0 runs/outdoor-1',
         until='http://'),
     'rog status': Short('rog status --once', FLEET, says='robot3'),
+    DIGITS: Short(LEARNED, says='models/latest/model.safetensors'),
+    'rog models list': Short(f'{LEARNED} && rog models list', says='latest, best'),
+    'rog models list runs/digits': Short(f'{LEARNED} && rog models list runs/digits',
+                                         says='latest, best'),
+    **{f'rog models export runs/digits {options}': Short(
+        f'{LEARNED} && rog models export runs/digits {options}', says='^wrote digits.*accuracy')
+       for options in ('--to digits.safetensors', '--version best --to digits.pt2',
+                       '--version 1 --to digits.ts')},
+    'lopinfer plan resnet18 --weights runs/street': Short(
+        f'python -c "{STREET}" && lopinfer plan {NET} --weights runs/street --bandwidth 0:30:15',
+        says='3 plans'),
     'rog plot runs/outdoor-...':
         Short('rog sim outdoor --minutes 0.2 --out runs/outdoor-1 && rog plot runs/outdoor-*',
               says='run.png'),
@@ -238,6 +260,11 @@ NOT_RUN = {
     'source .venv/setup': 'these tests run in it',
 }
 
+RUN_DIGITS = f"""
+        import subprocess, sys
+        subprocess.run({LEARNED.split()}, check=True)
+        sys.path.append('examples')
+        """
 # Maps the first line of a block of Python to the code that the test runs before the block, and to
 # the code that it runs after the block.
 CODE = {
@@ -276,6 +303,22 @@ CODE = {
         except ConfigError as error:
             assert str(error) == 'robot must be one of robot1, robot3, got robot2'
         '''),
+    'from own_task import Digits': (RUN_DIGITS, '''
+        from fleet_env.versions import Versions
+        assert abs(task.evaluate(model) - Versions('runs/digits/models').read(1).accuracy) < 1e-6
+        '''),
+    'import torch                                    # and nothing of the task': (
+        RUN_DIGITS + """
+        subprocess.run(['rog', 'models', 'export', '--to', 'digits.pt2'], check=True)
+        """, 'assert program(torch.zeros(5, 64)).shape == (5, 10)'),
+    'from fleet_env.weights import load_weights': (RUN_DIGITS, '''
+        import torch
+        new, filled = Further().model(), Further().model()
+        Further().pretrain(filled)
+        assert not torch.equal(new[0].weight, filled[0].weight)
+        '''),
+    '# on the robot': (
+        RUN_DIGITS, 'torch.testing.assert_close(y, model(x))'),
     'from lopinfer_node import offload': ('''
         import torch
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\

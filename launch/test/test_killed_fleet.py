@@ -16,6 +16,7 @@ import pytest
 from fleet_emulation.chaos_watch import checksums, mirrored
 from fleet_env.records.events import Iteration, read_run
 from fleet_env.records.summary import read_summary
+from fleet_env.versions import MODEL_FILE, Versions, check_digest
 from fleet_testing import eventually
 from fleet_under_test import SEED, Fleet
 from rog_core.model.flat import partition_of_model, unflatten
@@ -100,6 +101,11 @@ class Killed:
 
         Return the metric of its model; 0 if there is no checkpoint.
         """
+        versions = Versions(self.fleet.out / 'models')
+        assert len(versions.listed()) == len(versions.numbers()), versions.skipped
+        for number in versions.numbers():
+            file = versions.path(number) / MODEL_FILE
+            check_digest(file, file.read_bytes())
         store = kept(self.fleet.out)
         found = store.newest()
         assert not store.skipped

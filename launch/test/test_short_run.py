@@ -5,12 +5,14 @@ import tiny_task
 import torch
 from fleet_env.records.events import Evaluation, Fault, Iteration, read_run
 from fleet_env.records.summary import read_summary
+from fleet_env.versions import Versions
 from fleet_under_test import Fleet
 from rog_core.model.flat import flatten, unflatten
 from rog_core.model.partition import partition_of
 from rog_msgs.srv import SetSync
 from rog_ps import checkpoint
 from rog_ps.directory import kept
+from safetensors.torch import load_file
 
 
 def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
@@ -39,6 +41,14 @@ def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
         assert robot.accuracy.after == pytest.approx(metric, abs=1e-6)
         assert 0 < robot.iterations <= state.iteration
         assert robot.compute_s > 0 and robot.energy_j > 0 and robot.bytes_sent > 0
+    versions = Versions(fleet.out / 'models')
+    final = versions.read(versions.latest())
+    assert final.accuracy == pytest.approx(metric, abs=1e-6)
+    assert summary.notes['server'] == {'accuracy': final.accuracy, 'iteration': final.iteration}
+    plain = task.model()
+    plain.load_state_dict(load_file(fleet.out / 'models/latest/model.safetensors'), strict=True)
+    assert torch.equal(torch.from_numpy(flatten(plain)), torch.from_numpy(master))
+    assert len(versions.numbers()) > 1, 'also versions of before the end'
     events = read_run(fleet.out)
     assert {e.robot for e in events if isinstance(e, Iteration)} == set(summary.robots)
     assert {e.phase for e in events if isinstance(e, Evaluation)} >= {'before', 'online'}
@@ -55,6 +65,8 @@ def test_the_record_waits_for_the_final_model_to_be_evaluated(tmp_path):
     robots = read_summary(fleet.out).robots
     assert robots['robot1'].accuracy.after == robots['robot2'].accuracy.after > 0
     assert not [e for e in read_run(fleet.out) if isinstance(e, Fault)]
+    versions = Versions(fleet.out / 'models')
+    assert versions.read(versions.latest()).accuracy == robots['robot1'].accuracy.after
 
 
 @pytest.mark.long
@@ -69,3 +81,23 @@ def test_the_summary_names_the_method_that_was_chosen_last(tmp_path):
         fleet.interrupt('server')
         assert fleet.ended('server') == 0
     assert read_summary(fleet.out).sync == 'rsp:20'
+
+
+@pytest.mark.long
+def test_a_model_with_statistics_is_in_plain_pytorch_what_it_is_on_robots_and_server(tmp_path):
+    with Fleet(tmp_path, task='tiny_task:Normed') as fleet:
+        fleet.start_all()
+        fleet.until_trained('robot1', 'robot2')
+        fleet.interrupt('server')
+        assert fleet.ended('server') == 0
+    task = tiny_task.Normed(seed=3)
+    plain = task.model()
+    state = load_file(fleet.out / 'models/latest/model.safetensors')
+    assert state['1.num_batches_tracked'] > 0 and state['3.weight'].equal(state['5.weight'])
+    plain.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        metric = task.evaluate(plain.eval())
+    summary = read_summary(fleet.out)
+    found = [summary.notes['server']['accuracy'],
+             *(robot.accuracy.after for robot in summary.robots.values())]
+    assert found == pytest.approx([metric] * 3, abs=1e-6)

@@ -37,6 +37,17 @@ class Tiny:
         return 1 / (1 + float(self.loss(model, (self._data, self._labels)).detach()))
 
 
+class Normed(Tiny):
+    """A task whose model has the statistics of a batch normalisation, and a layer used twice."""
+
+    def model(self):
+        torch.manual_seed(5)
+        last = torch.nn.Linear(12, 12)
+        return torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.BatchNorm1d(12),
+                                   torch.nn.ReLU(), last, torch.nn.ReLU(), last,
+                                   torch.nn.Linear(12, 4))
+
+
 class Wider(Tiny):
     """The same task as `Tiny`, but with a larger model.
 

@@ -138,8 +138,8 @@ class _Run:
                 finally:
                     self._revive()
                     self.processes.end(LINGER, ORDERLY)
-            shutil.copytree(self.disk, self.out / 'run', ignore=shutil.ignore_patterns(
-                'logs', 'parameters', 'filler'))
+            shutil.copytree(self.disk, self.out / 'run', symlinks=True,
+                            ignore=shutil.ignore_patterns('logs', 'parameters', 'filler'))
 
     def _train(self) -> None:
         for robot in self.fleet.robots:
@@ -358,24 +358,18 @@ class _Run:
             'held_up': self.held_up, 'memory_mib': self.memory}
 
     def _accuracy(self) -> float | None:
-        """Return the accuracy of the model in the last checkpoint; None without a checkpoint."""
-        import torch
-        from rog_core.model.flat import contents_of
-        from rog_ps.directory import kept
+        """Return the accuracy of the last version of the model; None without a version."""
+        from fleet_env.versions import MODELS, Versions
+        from fleet_env.weights import load_weights
         from rog_tasks.task import load_task, measure
-        from safetensors.torch import load
 
-        found = kept(self.out / 'run').newest()
-        if found is None:
+        if not Versions(self.out / 'run' / MODELS).numbers():
             return None
         training = self.fleet.training
         task = load_task(training.task, training.task_options, self.fleet.seed,
                          training.batch_size)
         model = task.model()
-        tensors = load(found.content)
-        with torch.no_grad():
-            for name, parameter in contents_of(model).trained:
-                parameter.copy_(tensors[name])
+        load_weights(model, self.out / 'run')
         return round(measure(task, model), 5)
 
 

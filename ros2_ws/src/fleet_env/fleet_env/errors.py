@@ -66,3 +66,11 @@ class RecordError(FleetEnvError):
 
 class DurableError(FleetEnvError):
     """A save (`fleet_env.durable`) cannot be written, or every save is damaged."""
+
+
+class VersionError(FleetEnvError):
+    """A version of a model (`fleet_env.versions`) cannot be found, read or written."""
+
+
+class WeightsError(VersionError):
+    """The weights in a file cannot be used for a model; the message names file and tensor."""

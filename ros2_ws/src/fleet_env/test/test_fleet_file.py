@@ -11,8 +11,10 @@ from fleet_env.settings.fleet_file import (
     link_trace,
     load_fleet,
     read_fleet,
+    read_run_fleet,
     with_overrides,
     with_robots,
+    write_run_fleet,
 )
 from pydantic import ValidationError
 
@@ -259,3 +261,19 @@ def test_a_link_follows_its_trace_scaled_and_shifted(path):
     assert link_trace(fleet.robots[1].link).rate_at([0, 1]).tolist() == [8, 4]
     one, three = (link_trace(fleet.robots[i].link) for i in (0, 2))
     assert three.rate_at(1.05) == one.rate_at(8.05)
+
+
+def test_the_settings_of_a_run_name_the_file_beside_which_its_task_is(tmp_path):
+    (tmp_path / 'mine').mkdir()
+    (tmp_path / 'run').mkdir()
+    file = tmp_path / 'mine' / 'team.yaml'
+    file.write_text('name: team\nrobots: [{name: robot1}]\nlink: {rate: 5}\n')
+    fleet = read_fleet(file)
+    write_run_fleet(fleet, tmp_path / 'run')
+    assert read_run_fleet(tmp_path / 'run') == fleet
+    file.unlink()      # as on another machine
+    back = read_run_fleet(tmp_path / 'run')
+    assert back.file == str(tmp_path / 'run' / 'fleet.yaml') and back.name == 'team'
+    (tmp_path / 'run' / 'fleet.yaml').unlink()
+    with pytest.raises(FleetFileError, match='cannot be read'):
+        read_run_fleet(tmp_path / 'run')

@@ -107,3 +107,15 @@ def test_a_report_has_the_fields_of_the_message():
     of_the_process = {'header', 'host', 'version', 'session', 'count', 'tag'}
     there = [words[1] for words in lines if words and words[1] not in of_the_process]
     assert [field.name for field in dataclasses.fields(RobotReport)] == there
+
+
+def test_the_last_accuracy_of_the_server_s_model_is_in_the_summary_also_after_a_restart(tmp_path):
+    recorder = Recorder(tmp_path, START)
+    recorder.status(1.0, status(1, evaluated_at=1, accuracy=0.3))
+    recorder.server(2.0, 5, 0.6)
+    recorder.server(4.0, 9, 0.7)
+    again = Recorder(tmp_path, START, events.read_run(tmp_path))
+    summary = again.stop(6.0, 'finished')
+    assert summary.notes['server'] == {'accuracy': 0.7, 'iteration': 9}
+    assert sorted(summary.robots) == ['robot1'], 'the server is no robot'
+    assert 'server' not in Recorder(None, START).stop(6.0, 'finished').notes

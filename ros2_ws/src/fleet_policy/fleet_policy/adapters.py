@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rog_tasks.errors import DataError, TaskError
+from fleet_env.errors import VersionError
+from fleet_env.weights import load_weights
+from rog_tasks.errors import TaskError
 from rog_tasks.loading import load_object
-from rog_tasks.sources.labels import load_weights
 
 from .contract import Contract
 from .errors import PolicyError
@@ -29,8 +30,8 @@ class TorchPolicy(Policy):
 
     :param module: the module; or ``package.module:name``, the name of a module or of a
         function that makes a module.
-    :param weights: safetensors file with the parameters and buffers. If it is empty, the
-        module keeps its own parameters and buffers.
+    :param weights: a run, one of its versions, or a file of a state_dict, with the parameters
+        and buffers. If it is empty, the module keeps its own parameters and buffers.
     """
 
     def __init__(self, module: torch.nn.Module | str, contract: Contract, weights: str = ''
@@ -45,9 +46,8 @@ class TorchPolicy(Policy):
         if weights:
             try:
                 load_weights(made, weights)
-            except DataError as error:
-                raise PolicyError('weights must be a safetensors file of the module, but '
-                                  f'{error}') from None
+            except VersionError as error:
+                raise PolicyError(f'weights must be those of the module: {error}') from None
         self._module = made.eval()
         self._names = list(contract.observations)
         _check_arguments(made, self._names)

@@ -45,9 +45,10 @@ def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_pa
     net = Net()
     for parameter in net.parameters():
         parameter.data += 0.5
-    save_file(net.state_dict(), tmp_path / 'net.safetensors')
+    (tmp_path / 'run/models/1').mkdir(parents=True)   # what a fleet has learned
+    save_file(net.state_dict(), tmp_path / 'run/models/1/model.safetensors')
     policy = load_policy('fleet_policy.adapters:TorchPolicy', {
-        'module': 'policies:Net', 'weights': str(tmp_path / 'net.safetensors')}, CONTRACT_OF)
+        'module': 'policies:Net', 'weights': str(tmp_path / 'run')}, CONTRACT_OF)
     batch = {**blank(CONTRACT_OF), 'top': torch.randint(0, 256, (1, 3, 24, 32), dtype=torch.uint8)}
     inputs = inputs_of(policy, batch, None, 4)
     assert inputs[0].dtype == torch.uint8
@@ -55,7 +56,7 @@ def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_pa
         got = chunk_of(policy, policy.model()(*inputs))
         want = net(batch['top'].float() / 255, batch['state'])[0]
     np.testing.assert_array_equal(got, want)
-    with pytest.raises(PolicyError, match='weights must be a safetensors file'):
+    with pytest.raises(PolicyError, match='weights must be those of the module'):
         TorchPolicy(Net(), CONTRACT_OF, str(tmp_path / 'other'))
     with pytest.raises(PolicyError, match='module must be a torch.nn.Module'):
         TorchPolicy(dict, CONTRACT_OF)

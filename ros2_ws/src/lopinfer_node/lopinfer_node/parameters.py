@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +45,20 @@ class ServerSettings(ManagedSettings, NodeSettings, Limits):
     directory: str = setting('', 'folder of the models; empty: ~/.cache/lopinfer', empty=True)
     models: str = setting('', 'models to load at start, separated by commas: names of torchvision '
                               'or timm, or package.module:factory', empty=True)
+    weights: str = setting('', "weights of these models, separated by commas: folders of a fleet's "
+                               'run, or files of a state_dict; empty: their own', empty=True)
+
+    def chosen_models(self) -> list[tuple[str, str]]:
+        """Return the names of the models to load, each with its weights ('': its own).
+
+        :raises SettingError: there are more weights than models.
+        """
+        models = [name.strip() for name in self.models.split(',') if name.strip()]
+        weights = [place.strip() for place in self.weights.split(',')] if self.weights else []
+        if len(weights) > len(models):
+            raise SettingError(f'parameter weights must name weights for the {len(models)} models '
+                               f'of parameter models, in their order, got {len(weights)}')
+        return list(zip_longest(models, weights, fillvalue=''))
 
     def make_directory(self) -> Path:
         """Return the folder of the models; create it if it does not exist.
@@ -65,6 +80,9 @@ class ClientSettings(NodeSettings, Settings):
     model: str = setting('mobilenet_v3_small', 'model: a name of torchvision or timm, or '
                                                'package.module:factory')
     pretrained: bool = setting(False, 'whether to download trained weights')
+    weights: str = setting('', "weights of the model: the folder of a fleet's run or of one of its "
+                               'versions, or a file of a state_dict (.safetensors, .pt); empty: '
+                               'its own', empty=True)
     height: int = setting(224, "rows of the model's input; images are scaled to it", ge=1, le=8192)
     width: int = setting(224, "columns of the model's input", ge=1, le=8192)
     mean: tuple[float, ...] = setting(MEAN, 'value subtracted from each channel, which is 0 to 1')

@@ -12,11 +12,12 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from fleet_env.command import command_parser, os_error_text
-from fleet_env.errors import RecordError, SettingError, TraceError
+from fleet_env.errors import RecordError, SettingError, TraceError, VersionError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
-VERBS = ('fleet', 'status', 'control', 'key', 'doctor', 'sim', 'compare', 'plot', 'trace')
+VERBS = ('fleet', 'status', 'control', 'key', 'doctor', 'sim', 'compare', 'plot',
+         'models', 'trace')
 # Other packages add more verbs. Maps each of these verbs to the folder of its package in a
 # checkout.
 ELSEWHERE = {'chaos': 'ros2_ws/src/fleet_emulation', 'view': 'ros2_ws/src/rog_view',
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # send the output that is still in the buffer to the null device
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
-    except (SettingError, TraceError, RecordError, TaskError, RogError) as error:
+    except (SettingError, TraceError, RecordError, VersionError, TaskError, RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
     except OSError as error:  # a file or directory that the user has named cannot be used

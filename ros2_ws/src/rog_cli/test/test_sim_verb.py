@@ -312,10 +312,14 @@ def test_a_fleet_file_without_a_pace_is_refused_with_what_to_do(capsys, mine, tm
 def test_a_directory_with_a_run_in_it_is_left_alone(capsys, mine, tmp_path):
     out = tmp_path / 'out'
     assert sim(capsys, mine, '--minutes', '0.1', '--out', str(out))[0] == 0
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = contents(out)
     code, _, error = sim(capsys, mine, '--out', str(out))
     assert code == 2 and 'already holds a run; choose another' in error
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert contents(out) == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
 def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path):

@@ -55,6 +55,24 @@ def _receipt_from_json(entry: list) -> tuple[int, Receipt]:
     return int(incarnation), Receipt(transfer, int(chunks), bytes.fromhex(taken), int(refused))
 
 
+def norm_of(partition: RowPartition, master: np.ndarray, former: float, *states: np.ndarray
+            ) -> float:
+    """Return the norm of a model's trained parameters; buffers may change by far more.
+
+    :param former: norm of the model that was saved before; 0: unknown.
+    :param states: further arrays that must be finite.
+    :raises CheckpointError: the training has diverged, so the model must not replace a good one.
+    """
+    norm = float(np.linalg.norm(master[:partition.buffers.start].astype(np.float64)))
+    if not all(np.isfinite(values).all() for values in (master, *states)):
+        raise CheckpointError('the model or the state of its method holds values that are not '
+                              'finite; the training has diverged')
+    if former and norm > DIVERGED * former:
+        raise CheckpointError(f'the norm of the model is {norm:.3g}; it was {former:.3g} when it '
+                              'was saved before; the training has diverged')
+    return norm
+
+
 class Writer:
     """Writes a run's checkpoints.
 
@@ -73,15 +91,7 @@ class Writer:
         :raises CheckpointError: the training has diverged, or the file cannot be written. The
             former checkpoints are unchanged.
         """
-        # without buffers, which may change by far more than parameters
-        trained = master[:self.partition.buffers.start]
-        norm = float(np.linalg.norm(trained.astype(np.float64)))
-        if not all(np.isfinite(values).all() for values in (master, *state.update.values())):
-            raise CheckpointError('the model or the state of its method holds values that are not '
-                                  'finite; the training has diverged')
-        if self.norm and norm > DIVERGED * self.norm:
-            raise CheckpointError(f'the norm of the model is {norm:.3g}; it was {self.norm:.3g} at '
-                                  'the last checkpoint; the training has diverged')
+        norm = norm_of(self.partition, master, self.norm, *state.update.values())
         is_grown = master.size > self.partition.elements
         path = write(store, self.partition.grown if is_grown else self.partition, master, state,
                      elapsed)

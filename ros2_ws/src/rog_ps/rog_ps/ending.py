@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import math
 
+from fleet_ros.ending import ORDERLY
 from rog_core.protocol.states import AWAY
 from rog_core.server.machine import ServerMachine
 
+from .model_versions import ModelVersions
 from .presence import Presence
 from .run_files import RunFiles
+
+HURRY = ORDERLY - 0.5  # seconds that the end may still take after a launcher's first signal
 
 
 class Ending:
     """Decides when a stopped run is over.
 
-    It is over when the record has the last statuses of all present robots.
+    It is over when the record has the last statuses of all present robots, and the server has
+    evaluated the final model, too.
 
     :param machine: state machine of the server; its `Deadlines.stop_by` limits the wait.
     """
 
-    def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles) -> None:
+    def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles,
+                 versions: ModelVersions) -> None:
         self._machine, self._presence, self._files = machine, presence, files
+        self._versions = versions
         self._by = math.inf      # time at which the run ends without waiting any longer
+        self._hurried = False    # whether the wait must not become longer
 
     @property
     def begun(self) -> bool:
@@ -37,7 +45,16 @@ class Ending:
 
     def wait(self, now: float) -> None:
         """Wait for the robots until at most two heartbeat limits after ``now``."""
-        self._by = min(now + 2 * self._presence.limit, self._machine.deadlines.stop_by)
+        if not self._hurried:
+            self._by = min(now + 2 * self._presence.limit, self._machine.deadlines.stop_by)
+
+    def hurry(self, now: float) -> bool:
+        """Wait for the server's own evaluation for at most `HURRY` seconds after ``now``.
+
+        Return False if there is nothing to wait for.
+        """
+        self._by, self._hurried = min(self._by, now + HURRY), True
+        return self._versions.busy
 
     def is_over(self, now: float, pushing: bool) -> bool:
         """Return whether the run is over; report the robots that are too late.
@@ -45,8 +62,10 @@ class Ending:
         :param pushing: whether this fleet still pushes to a parent fleet.
         """
         late = self._late() if self.begun else set()
+        if self.begun and self._versions.busy:
+            self.wait(now)
         if now < self._by:
-            return self.begun and not late and not pushing
+            return self.begun and not late and not pushing and not self._versions.busy
         for robot in late:
             self._presence.log.warning(f'{robot} has not evaluated the final model in time; the '
                                        'summary has its accuracy of before')

@@ -42,6 +42,7 @@ from .control import Control
 from .directory import claim
 from .duplicate_server_check import DuplicateServerWatch
 from .ending import Ending
+from .model_versions import ModelVersions
 from .peer import Peers
 from .presence import Presence
 from .registration import Registration
@@ -110,7 +111,7 @@ class ParameterServerNode(ManagedNode):
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         # `Upstream.base` from the checkpoint, see `rog_core.upstream`; None: not known
         self._base: np.ndarray | None = None
-        self.machine, baseline = self._build_machine()
+        self.machine, model, baseline = self._build_machine()
         self.machine.paused = True
         # The method can come from a checkpoint, so copy it to the parameter.
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])
@@ -120,8 +121,12 @@ class ParameterServerNode(ManagedNode):
                                    'their mean (training.buffers: local)')
         self.files.begin(self.machine.partition, to_host(self.machine.master),
                          list(self._links), baseline)
+        self._versions = ModelVersions(settings, self.files, self.machine, self.task, model,
+                                       self.create_guard_condition(self._heartbeat).trigger)
+        self.held.callback(self._versions.close)
+        self._versions.begin(self._awake, baseline and baseline[1])
         self._presence = Presence(self.files, settings.heartbeat.limit, self.get_logger())
-        self._ending = Ending(self.machine, self._presence, self.files)
+        self._ending = Ending(self.machine, self._presence, self.files, self._versions)
 
     def _open_topics(self) -> None:
         """Make the topics, services and timers, and join the parent fleet if there is one."""
@@ -165,7 +170,7 @@ class ParameterServerNode(ManagedNode):
         self._had_run = self.out is not None
 
     def _forget(self) -> None:
-        for name in ('machine', 'task', 'peers', 'files', '_above', '_base'):
+        for name in ('machine', 'task', 'peers', 'files', '_versions', '_above', '_base'):
             vars(self).pop(name, None)
 
     def shutdown(self) -> None:
@@ -177,8 +182,8 @@ class ParameterServerNode(ManagedNode):
 
     # -- building ---
 
-    def _build_machine(self) -> tuple[ServerMachine, tuple[float, float] | None]:
-        """Return the state machine, and the accuracies at the start (None in a resumed run)."""
+    def _build_machine(self) -> tuple[ServerMachine, torch.nn.Module, tuple[float, float] | None]:
+        """Return the machine, its model, and the accuracies at the start (None if resumed)."""
         settings = self.settings
         training = settings.training
         model = self.task.model()
@@ -190,7 +195,7 @@ class ParameterServerNode(ManagedNode):
             self.get_logger().info(f'preparing the model of {training.task}')
             prepare(self.task, model)
             master, state = flatten(model), None
-        baseline = None if state is not None else self._measure_start(model)
+        baseline = measured_start(self.task, model, self.get_logger()) if state is None else None
         device = str(torch_device(settings.server.device))
         machine = ServerMachine(
             partition, on_device(master[:partition.elements], device),
@@ -204,14 +209,7 @@ class ParameterServerNode(ManagedNode):
             check_named(state.sync, machine.aggregation.team)
             machine.load_state(state)
             self._base = state.base
-        return machine, baseline
-
-    def _measure_start(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Return the accuracies on the data before the domain shift (NaN: unknown) and after it."""
-        clean, before = measure_clean(self.task, model), measure(self.task, model)
-        known = '' if math.isnan(clean) else f'; before the shift {clean:.3f}'
-        self.get_logger().info(f'accuracy at the start {before:.3f}{known}')
-        return clean, before
+        return machine, model, baseline
 
     @property
     def elapsed(self) -> float:
@@ -312,9 +310,10 @@ class ParameterServerNode(ManagedNode):
     def _heartbeat(self) -> None:
         if self.settings.minutes and self.elapsed >= 60 * self.settings.minutes:
             self.request_stop('finished')
-        self._excuse(time.monotonic())
-        pushing = self._above is not None and self._above.pushing
-        if self._ending.is_over(time.monotonic(), pushing):
+        now = time.monotonic()
+        self._excuse(now)
+        self._versions.look(now)
+        if self._ending.is_over(now, self._above is not None and self._above.pushing):
             self.finish()
         self._presence.report_away(self.machine.members.values())
         self._publish_status()
@@ -335,6 +334,7 @@ class ParameterServerNode(ManagedNode):
                 self._publish_status()
             elif isinstance(action, Stop):
                 self._ending.begin(now)
+                self._versions.finish()
                 if self._above is not None:
                     self._above.account()
         if self._above is not None:
@@ -351,11 +351,11 @@ class ParameterServerNode(ManagedNode):
         self._publish_status()
 
     def interrupt(self) -> None:
-        """End the run at the user's request; end at once if the run is ending already."""
-        if not self.configured or self.machine.stopping:
-            self.finish()
-        else:
+        """End the run at the user's request; end soon if the run is ending already."""
+        if self.configured and not self.machine.stopping:
             self.request_stop('interrupted')
+        elif not self.configured or not self._ending.hurry(time.monotonic()):
+            self.finish()
 
     def finish(self) -> None:
         """End the run: write the last checkpoint and the summary."""
@@ -374,6 +374,7 @@ class ParameterServerNode(ManagedNode):
             return
         if self.out is not None:
             self._save()
+        self._versions.conclude()
         incomplete = self.files.close(self.reason, self.machine.method.spec.text)
         if incomplete:
             self.error = self.error or incomplete
@@ -414,3 +415,11 @@ class ParameterServerNode(ManagedNode):
         above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
         self._reports.diagnose(self.machine, self.files.unsaved, above, self.dropped,
                                {name: peer.base for name, peer in self.peers.items()})
+
+
+def measured_start(task: Task, model: torch.nn.Module, log: Any) -> tuple[float, float]:
+    """Return the accuracies on the data before the domain shift (NaN: unknown) and after it."""
+    clean, before = measure_clean(task, model), measure(task, model)
+    known = '' if math.isnan(clean) else f'; before the shift {clean:.3f}'
+    log.info(f'accuracy at the start {before:.3f}{known}')
+    return clean, before

@@ -86,7 +86,7 @@ class Reports:
                  bases: Mapping[str, str]) -> None:
         """Publish the health of the fleet: robots that are away, and refused messages.
 
-        :param unsaved: why the last checkpoint was not written; empty: it was written.
+        :param unsaved: which files could not be written, and why; empty: all were written.
         :param above: name and state that this fleet has in its parent fleet; empty: there is no
             parent fleet.
         :param dropped: sender -> number of refused messages.
@@ -100,7 +100,7 @@ class Reports:
         refused = machine.refused
         if unsaved:
             status.level = DiagnosticStatus.ERROR
-            status.message = f'no checkpoint: {unsaved}'
+            status.message = unsaved
         elif refused:
             status.level = DiagnosticStatus.WARN
             status.message += f'; implausible pushes of {", ".join(refused)}'

@@ -36,8 +36,10 @@ class RunFiles:
         if out is not None and not settings.resume and (out / events.RUN_FILE).exists():
             raise ConfigError(f'{out} already holds a run; choose another out directory, or go '
                               'on with it by resume')
-        self.unsaved = ''  # why the last checkpoint was not written; empty if it was written
-        self._settings, self._elapsed, self._log = settings, elapsed, log
+        # Why the last checkpoint and the last model version were not written, by these words. What
+        # was written is not here.
+        self._missing: dict[str, str] = {}
+        self._settings, self.elapsed, self.log = settings, elapsed, log
         self._incomplete = False   # whether a part of the records could not be written
         self._recorder: Recorder | None = None
         self._writer: checkpoint.Writer | None = None
@@ -56,9 +58,9 @@ class RunFiles:
         if found is None:
             return None
         for skipped in store.skipped:
-            self._log.warning(f'{skipped}; an older checkpoint is used')
+            self.log.warning(f'{skipped}; an older checkpoint is used')
         master, state, elapsed = checkpoint.read(found, partition, fresh)
-        self._log.info(f'going on from {found.path}, iteration {state.iteration}, {state.sync}')
+        self.log.info(f'going on from {found.path}, iteration {state.iteration}, {state.sync}')
         return master, state, elapsed
 
     def begin(self, partition: RowPartition, master: np.ndarray, robots: list[str],
@@ -75,11 +77,11 @@ class RunFiles:
         former = events.read_run(self.out, damaged) \
             if (self.out / events.RUN_FILE).exists() else []
         if damaged:
-            self._log.warning(f'{len(damaged)} lines of the record are damaged and left '
+            self.log.warning(f'{len(damaged)} lines of the record are damaged and left '
                               f'out of the summary, the first: {shown(damaged[0])}')
         settings = self._settings
         training = settings.training
-        start = events.Start(self._elapsed(), '', training.task, training.sync, settings.seed,
+        start = events.Start(self.elapsed(), '', training.task, training.sync, settings.seed,
                               settings.fleet, robots, time.strftime('%Y-%m-%dT%H:%M:%S%z'),
                               codec=training.codec)
         self._recorder = Recorder(self.out, start, former)
@@ -96,11 +98,11 @@ class RunFiles:
             write(self._recorder)
         except RecordError as error:
             self._incomplete = True
-            self._log.error(str(error), throttle_duration_sec=5.0)
+            self.log.error(str(error), throttle_duration_sec=5.0)
 
     def fault(self, robot: str, what: str, detail: str) -> None:
         """Write a fault to the record."""
-        self.record(lambda recorder: recorder.fault(self._elapsed(), robot, what, detail))
+        self.record(lambda recorder: recorder.fault(self.elapsed(), robot, what, detail))
 
     def lacking(self, present: set[str]) -> set[str]:
         """Return the robots of ``present`` whose last status is not in the record yet."""
@@ -118,21 +120,35 @@ class RunFiles:
             raise checkpoint.CheckpointError('the server has no out directory')
         store = kept(checkpoint.named(self.out, name, most) if name else self.out,
                      self._settings.server.keep)
-        return self._writer.write(store, master, state, self._elapsed())
+        return self._writer.write(store, master, state, self.elapsed())
 
     def save_or_say(self, master: np.ndarray, state: ServerState) -> None:
         """Write a checkpoint of the run; log a failure, and the first success after a failure."""
         try:
             self.save(master, state)
         except checkpoint.CheckpointError as error:
-            self._log.error(f'no checkpoint: {error}', throttle_duration_sec=5.0)
-            if not self.unsaved:
-                self.fault('', 'no_checkpoint', str(error))
-            self.unsaved = str(error)
+            self.note('checkpoint', str(error))
         else:
-            if self.unsaved:
-                self._log.info('checkpoints are written again')
-            self.unsaved = ''
+            self.note('checkpoint')
+
+    def note(self, what: str, error: str = '') -> None:
+        """Log that a file was not written, or the first success after that.
+
+        :param what: ``checkpoint`` or ``model version``.
+        :param error: why it was not written; empty: it was written.
+        """
+        if error:
+            self.log.error(f'no {what}: {error}', throttle_duration_sec=5.0)
+            if what not in self._missing:
+                self.fault('', f'no_{what.replace(" ", "_")}', error)
+            self._missing[what] = error
+        elif self._missing.pop(what, ''):
+            self.log.info(f'{what}s are written again')
+
+    @property
+    def unsaved(self) -> str:
+        """Return what was not written last and why, such as 'no checkpoint: ...'; else ''."""
+        return '; '.join(f'no {what}: {error}' for what, error in self._missing.items())
 
     def close(self, reason: str, sync: str) -> str:
         """Write the summary.
@@ -146,11 +162,11 @@ class RunFiles:
         if recorder is None:
             return ''
         try:
-            recorder.stop(self._elapsed(), reason, sync)
+            recorder.stop(self.elapsed(), reason, sync)
         except RecordError as error:
             self._incomplete = True
-            self._log.error(str(error))
+            self.log.error(str(error))
         if self._incomplete or self.unsaved:
             return f'{self.out} is not complete; see the errors in the log'
-        self._log.info(f'wrote {self.out}')
+        self.log.info(f'wrote {self.out}')
         return ''

@@ -1,8 +1,8 @@
 """Reads the records of one run: accuracy and energy over time, and the numbers for tables.
 
-If the run measured the accuracy of the server's model, as the runs of studies do, this accuracy is
-used. Otherwise the accuracy is the mean over the robots' last evaluations. Energy is the mean over
-the robots.
+The accuracy is the mean over the robots' last evaluations. If the robots have evaluated nothing,
+as in the runs of studies, it is the accuracy of the server's model. Energy is the mean over the
+robots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Run:
     ``energy``: maps each robot to its times in seconds and its energies in J up to these times.
     Both arrays have the shape [n] and ascend from 0.
     ``server``: evaluations of the server's model, of shape [3, n]: time in seconds, iteration and
-    metric. n is 0 if the run did not measure this model.
+    metric. n is 0 if the run did not measure this model, or the robots evaluated theirs.
     """
 
     directory: Path
@@ -193,8 +193,10 @@ def read_run_measures(directory: str | PathLike[str]) -> Run:
         energy[name] = (table[:, 0], np.maximum.accumulate(table[:, 1]))
     return Run(Path(directory), summary, rows_total, energy,
                # If there is only one evaluation of the server's model, it was made before the
-               # training and is not used.
-               measured.T if len(server) > 1 else np.empty((3, 0)))
+               # training and is not used. A fleet's server evaluates its model now and then; the
+               # robots' evaluations come more often.
+               measured.T if len(server) > 1 and not any(
+                   robot.evaluations for robot in summary.robots.values()) else np.empty((3, 0)))
 
 
 def _log_deviation(values: Series) -> float:

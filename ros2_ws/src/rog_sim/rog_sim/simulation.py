@@ -22,7 +22,7 @@ from fleet_env.records.events import RUN_FILE, Start
 from fleet_env.records.run_recorder import Recorder
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
-from fleet_env.settings.fleet_file import child_fleets, link_trace
+from fleet_env.settings.fleet_file import child_fleets, link_trace, write_run_fleet
 from rog_core.errors import (
     ConfigError,
     GradientError,
@@ -44,12 +44,13 @@ from rog_core.protocol.messages import (
     Send,
 )
 from rog_core.server.machine import ServerMachine
-from rog_tasks.failure import named_failures
+from rog_tasks.failure import failure, named_failures
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from .child_fleet import ChildFleet
 from .event_queue import EventQueue
+from .final_version import write_final_version
 from .model_outputs import SERVER, write_model_outputs
 from .processes import GradientProcesses
 from .robot import Robot
@@ -60,7 +61,7 @@ DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message 
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
-             server_every: float = 0.0) -> Summary:
+             server_every: float = 0.0, keep_model: bool = False) -> Summary:
     """Run the fleet in virtual time for `FleetConfig.minutes`, and return the outcome.
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
@@ -68,8 +69,11 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     :param server_every: seconds between evaluations of the server's model; 0: evaluate the
         robots' models instead. If the server's model is evaluated and the training
         diverges, the run ends, and ``notes`` in the summary says that it diverged.
+    :param keep_model: whether to evaluate the server's final model, and to write it and the
+        settings of the run into ``out``, too.
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: the training diverges, and ``server_every`` is 0.
+    :raises VersionError: the model cannot be written; the record and the summary are written.
     """
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
@@ -81,7 +85,12 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     # reference cycles.
     gc.set_threshold(100_000, *collect[1:])
     try:
-        return Simulation(fleet, out, server_every).run(progress or (lambda done: None))
+        simulation = Simulation(fleet, out, server_every, keep_model=keep_model)
+        if out is not None and keep_model:
+            write_run_fleet(fleet, out)
+            for name, below in simulation.below.items():
+                write_run_fleet(below.fleet, out / name)
+        return simulation.run(progress or (lambda done: None))
     finally:
         torch.set_num_threads(threads)
         gc.set_threshold(*collect)
@@ -132,10 +141,11 @@ class Simulation:
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
                  above: Callable[[float], None] | None = None,
-                 model_above: tuple[RowPartition, np.ndarray] | None = None) -> None:
+                 model_above: tuple[RowPartition, np.ndarray] | None = None,
+                 keep_model: bool = False) -> None:
         self._above = above
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
-        self._out = out
+        self._out, self._keep_model = out, keep_model and out is not None
         self._server_every = server_every
         training = fleet.training
         check_method(fleet, fleet.capacities)
@@ -153,7 +163,7 @@ class Simulation:
             partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic), frozen_values(model))
         self.below = {name: Simulation(below, out and out / name, above=self._worked(name),
-                                       model_above=(partition, master))
+                                       model_above=(partition, master), keep_model=keep_model)
                       for name, below in child_fleets(fleet).items()}
         self.robots: dict[str, Any] = {
             config.name: self._robot(config, task, master, int(lives[rank + 1]))
@@ -273,9 +283,30 @@ class Simulation:
             self._report(self.robots[name], 'stopped')
         if self._out is not None:
             self._save_model_outputs(self._out)
+        accuracy = self._measure_final() if self._keep_model else math.nan
         if reason != 'interrupted':
             progress(1.0)
-        return self._recorder.stop(self.end, reason)
+        summary = self._recorder.stop(self.end, reason)
+        if self._out is not None and self._keep_model:
+            write_final_version(self._out, self.fleet, self._model, self._iteration, accuracy)
+        return summary
+
+    @property
+    def _iteration(self) -> int:
+        """Return the number of iterations that the fastest robot has finished."""
+        return max(robot.machine.finished for robot in self.robots.values())
+
+    def _measure_final(self) -> float:
+        """Evaluate and record the server's final model; return NaN if that fails."""
+        unflatten(self._model, self.server.master)
+        try:
+            accuracy = measure(self._task, self._model)
+        except Exception as error:   # an error of the task must not cost the results of the run
+            self._recorder.fault(self.now, '', 'not_evaluated', failure(self._task, error))
+            return math.nan
+        if not math.isnan(accuracy):
+            self._recorder.server(self.now, self._iteration, accuracy)
+        return accuracy
 
     def _save_model_outputs(self, out: Path) -> None:
         """Write the outputs of the final models for figures, if the task makes any."""
@@ -287,8 +318,7 @@ class Simulation:
     def _measure_server(self) -> None:
         """Evaluate the server's model, as the papers on GSGM and gradient coding do."""
         unflatten(self._model, self.server.master)
-        iteration = max(robot.machine.finished for robot in self.robots.values())
-        self._recorder.server(self.now, iteration, measure(self._task, self._model))
+        self._recorder.server(self.now, self._iteration, measure(self._task, self._model))
         self._at(self._server_every, self._measure_server)
 
     def _at(self, delay: float, call: Callable[[], None]) -> None:

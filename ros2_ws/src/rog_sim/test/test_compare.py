@@ -8,7 +8,7 @@ import made_up_runs
 import numpy as np
 import pytest
 from fleet_env.errors import RecordError
-from fleet_env.records.events import Iteration, RunWriter, Start, Status
+from fleet_env.records.events import Evaluation, Iteration, RunWriter, Start, Status
 from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
 from rog_core.errors import ConfigError
 from rog_sim.compare import compare
@@ -29,16 +29,19 @@ def run(fleet, out, methods=('bsp', 'rsp:4'), seeds=2, **options):
     return compare(fleet, methods, seeds, out, **options)
 
 
-def written(directory, sync, seed, evaluations, before=.1, energies=()):
+def written(directory, sync, seed, evaluations, before=.1, energies=(), server=()):
     """Write a run of two robots; return what `read_run_measures` reads from it.
 
     ``evaluations``: for each robot, a list of tuples (time in seconds, iteration, metric).
+    ``server``: such tuples for the server's model.
     """
     with RunWriter(directory) as writer:
         writer.write(Start(0.0, '', 'a:B', sync, seed, 'toy', ['a', 'b']))
         writer.write(Iteration(1.0, 'a', 1, 1.0, 1.0, 2.0, 1.0, rows_pushed=5, rows_total=10))
         for t, energy in energies:
             writer.write(Status(t, 'a', 'computing', energy=energy))
+        for t, iteration, metric in server:
+            writer.write(Evaluation(t, '', iteration, metric))
     robots = {name: RobotSummary(10, 20.0, 40.0, 40.0, 600.0, 700, 300, 5.0,
                                  Accuracy(.9, before, .8), list(points))
               for name, points in zip('ab', evaluations, strict=True)}
@@ -54,6 +57,14 @@ def test_accuracy_is_the_mean_over_robots_of_each_ones_last_evaluation(tmp_path)
     assert one.accuracy_after([0, 1, 2, 5]) == pytest.approx([.1, .15, .3, .5])
     assert one.reached([.1, .3, .31, .5, .51])[:4] == pytest.approx([0, 20, 50, 50])
     assert math.isnan(one.reached([.51])[0])
+
+
+def test_the_server_s_model_counts_only_where_the_robots_evaluate_nothing(tmp_path):
+    server = [(10.0, 3, .7), (20.0, 5, .9)]
+    both = written(tmp_path / 'a', 'bsp', 1, [[(10.0, 1, .2)], [(20.0, 2, .4)]], server=server)
+    assert both.accuracy([10, 20]) == pytest.approx([.15, .3])
+    alone = written(tmp_path / 'b', 'bsp', 1, [[], []], server=server)
+    assert alone.accuracy([10, 20]) == pytest.approx([.7, .9])
 
 
 def test_smoothed_accuracies_of_the_server_s_model_are_means_of_the_last_few(tmp_path):

@@ -31,9 +31,9 @@ class Recognition(Task):
     :param size, channels: images are scaled to (channels, size, size). 3 channels mean
         colour, 1 channel means grey.
     :param model, model_options: see :class:`~rog_tasks.classify.Classification`.
-    :param start: how the server makes the initial model: ``weights:PATH`` (from a
-        safetensors file), ``folder:PATH?epochs=5`` (trained on class folders), or ''
-        (random).
+    :param start: how the server makes the initial model: ``weights:PATH`` (from a run, one
+        of its versions, or a file of a state_dict), ``folder:PATH?epochs=5`` (trained on
+        class folders), or '' (random).
     :param test: ``folder:PATH`` of class folders on every machine, to measure the model. If
         it is '', the model is not measured, and the accuracy is NaN.
     :param test_limit: largest number of test images.

@@ -41,11 +41,13 @@ def test_it_begins_with_what_it_learns_from_a_folder(tmp_path, kind):
 
 def test_it_begins_with_given_weights(tmp_path):
     weights = Recognition('topic:x', labels='self', seed=5, **SMALL)
-    save_file(weights.model().state_dict(), tmp_path / 'w.safetensors')
-    made = task(start=f'weights:{tmp_path}/w.safetensors')
-    model = made.model()
-    made.pretrain(model)
-    assert all(map(torch.equal, model.parameters(), weights.model().parameters()))
+    (tmp_path / 'run/models/1').mkdir(parents=True)
+    save_file(weights.model().state_dict(), tmp_path / 'run/models/1/model.safetensors')
+    for place in ('run', 'run/models/1', 'run/models/1/model.safetensors'):
+        made = task(start=f'weights:{tmp_path}/{place}')
+        model = made.model()
+        made.pretrain(model)
+        assert all(map(torch.equal, model.parameters(), weights.model().parameters()))
 
 
 @pytest.mark.parametrize('options, words', [

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 from fleet_env.records import events
 from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
@@ -101,6 +102,7 @@ class Recorder:
         self.directory, self.start = directory, start
         self._robots: dict[str, _Robot] = {}
         self._faults: Counter[str] = Counter()
+        self._server: events.Evaluation | None = None   # the last one of the server's model
         self.clean = self.before = math.nan
         for event in former:
             self._take_up(event)
@@ -116,6 +118,8 @@ class Recorder:
             self._faults[event.what] += 1
         elif isinstance(event, events.Evaluation) and event.phase in ('clean', 'before'):
             setattr(self, event.phase, event.metric)
+        elif isinstance(event, events.Evaluation) and not event.robot:
+            self._server = event
         elif isinstance(event, events.Evaluation):
             self._robot(event.robot).evaluated(event)
         elif isinstance(event, events.Iteration):
@@ -146,7 +150,8 @@ class Recorder:
 
         ``iteration``: iteration of the fastest robot.
         """
-        self._write(events.Evaluation(t, '', iteration, metric))
+        self._server = events.Evaluation(t, '', iteration, metric)
+        self._write(self._server)
 
     def status(self, t: float, message: RobotReport) -> None:
         """Record the changes since the robot's previous report."""
@@ -199,7 +204,12 @@ class Recorder:
             self._write(events.Stop(t, name, reason, robot.iteration))
             robots[name] = robot.summary(self.clean, self.before)
         start = self.start
-        notes = {'reason': reason, **({'faults': dict(self._faults)} if self._faults else {})}
+        notes: dict[str, Any] = {'reason': reason}
+        if self._faults:
+            notes['faults'] = dict(self._faults)
+        if self._server is not None:
+            notes['server'] = {'accuracy': self._server.metric,
+                               'iteration': self._server.iteration}
         summary = Summary(sync or start.sync, start.task, start.seed, t, robots, start.fleet,
                           notes, codec=start.codec)
         if self._writer is not None and self.directory is not None:

@@ -142,8 +142,10 @@ class ServerConfig(Settings):
     """The settings of the parameter server."""
 
     device: str = _('cpu', "device that holds the server's rows", **DEVICE)
-    checkpoint_every: float = _(10.0, 'time between checkpoints; 0: none', 's', ge=0.0)
-    keep: int = _(3, 'number of newest checkpoints to keep', ge=1)
+    checkpoint_every: float = _(10.0, 'time between checkpoints, and shortest time between two '
+                                      'versions of the model while training; 0: none', 's', ge=0.0)
+    keep: int = _(3, 'number of newest checkpoints, and of newest versions of the model, to keep; '
+                     'the best version stays, too', ge=1)
     patience: float = _(0.0, 'time without progress after which the server retires a robot: the '
                              'others no longer wait for it; 0: four times the duration of an '
                              'iteration, at least heartbeat.limit; inf: never', 's',

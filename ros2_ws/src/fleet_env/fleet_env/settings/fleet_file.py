@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from fleet_env.durable import write_text
 from fleet_env.errors import FleetFileError, SettingError, TraceError, why_unread
 from fleet_env.links.generate import PROFILES, generate
 from fleet_env.links.trace import LinkTrace, read_trace
@@ -22,6 +23,8 @@ from fleet_env.settings.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.settings.yaml_lines import parse
 
 PATH_VARIABLE = 'ROG_FLEET_PATH'
+FLEET_FILE = 'fleet.yaml'   # name of the file with the settings of a run, in its folder
+_FROM = '# made from '
 
 _TAKEN = {'rog': 'the namespace of the parameter server',
           'server': "the name of the parameter server's process"}
@@ -96,6 +99,28 @@ def with_robots(fleet: FleetConfig, count: int) -> FleetConfig:
 def dump_fleet(fleet: FleetConfig) -> str:
     """Return the text of a fleet file that loads as ``fleet`` and contains every setting."""
     return yaml.safe_dump(fleet.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def write_run_fleet(fleet: FleetConfig, folder: Path) -> None:
+    """Write `FLEET_FILE`, the settings of a run, into the folder of the run.
+
+    Its first line names the fleet file that was given, because a task may stand beside it.
+
+    :raises OSError: the file cannot be written.
+    """
+    write_text(folder / FLEET_FILE,
+               f'{_FROM}{os.path.abspath(fleet.file)}\n' * bool(fleet.file) + dump_fleet(fleet))
+
+
+def read_run_fleet(folder: Path) -> FleetConfig:
+    """Read the settings of a run; `find_tasks` also finds the tasks beside the original file.
+
+    :raises FleetFileError: the folder has no such file, or it is invalid.
+    """
+    fleet = read_fleet(folder / FLEET_FILE)
+    first = (folder / FLEET_FILE).read_text(encoding='utf-8').partition('\n')[0]
+    given = first.removeprefix(_FROM)
+    return changed(fleet, file=given) if given != first and os.path.isfile(given) else fleet
 
 
 def explained_fleet(fleet: FleetConfig) -> str:

@@ -33,10 +33,18 @@ MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a publ
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the model, the shape of its input, and the number of threads."""
     parser.add_argument('model', metavar='MODEL', help=MODEL_HELP)
+    add_weights(parser)
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
                         help='shape of the input (default: 1x3x224x224)')
     parser.add_argument('--threads', type=at_least_one, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for the weights of the model."""
+    parser.add_argument('--weights', default='', metavar='PATH',
+                        help="weights of the model: the folder of a fleet's run or of one of its "
+                             'versions, or a file of a state_dict (default: its own)')
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +70,7 @@ def traced_model(options: argparse.Namespace) -> Traced:
     """Load and trace the model that the user named."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    return trace(zoo.load(options.model), example_input(options.input))
+    return trace(zoo.load(options.model, weights=options.weights), example_input(options.input))
 
 
 def example_input(size: tuple[int, ...]) -> torch.Tensor:
@@ -78,9 +86,9 @@ def example_input(size: tuple[int, ...]) -> torch.Tensor:
 def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
     """Return the graph of the chosen model and its costs on the chosen machines."""
     if options.model.endswith('.csv'):
-        if options.profile or options.server_profile:
-            raise ProfileError(f'{options.model} contains the profiles of its machines; leave out '
-                               '--profile and --server-profile')
+        if options.profile or options.server_profile or options.weights:
+            raise ProfileError(f'{options.model} contains the profiles of its machines, and no '
+                               'model; leave out --profile, --server-profile and --weights')
         readers = entry_points(group='lopinfer.profiles', name='csv')
         if not readers:
             raise ProfileError(f'{options.model}: published profiles need the package '

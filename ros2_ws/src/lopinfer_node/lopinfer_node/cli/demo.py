@@ -16,6 +16,7 @@ from .choice import (
     MODEL_HELP,
     above_zero,
     add_device,
+    add_weights,
     bandwidths,
     example_input,
     measured,
@@ -34,6 +35,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         'demo', help='start a server, split a model, compare all methods on this machine')
     parser.add_argument('model', nargs='?', default='vgg11_bn', metavar='MODEL',
                         help=f'{MODEL_HELP.split(", or a pub")[0]} (default: vgg11_bn)')
+    add_weights(parser)
     parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
                         help='shape of the input (default: 1x3x224x224)')
     parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('2,5,10'),
@@ -50,7 +52,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    model = zoo.load(options.model)
+    model = zoo.load(options.model, weights=options.weights)
     example = example_input(options.input).normal_(generator=torch.Generator().manual_seed(0))
     options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     profile = measured(trace(model, example), slowdown=options.slowdown)

@@ -16,6 +16,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('serve', help='run the server until Ctrl+C')
     parser.add_argument('--models', default='', metavar='A,B,...',
                         help='models to load at start; robots send other models')
+    parser.add_argument('--weights', default='', metavar='PATH,...',
+                        help="weights of these models, in their order: folders of a fleet's run, "
+                             'or files of a state_dict (default: their own)')
     add_device(parser)
     parser.add_argument('--threads', type=at_least_one, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
@@ -29,7 +32,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     join_network(options)
-    parameters = {'models': options.models, 'device': options.device,
+    parameters = {'models': options.models, 'weights': options.weights, 'device': options.device,
                   'threads': options.threads or 0, 'memory': options.memory or 0}
     arguments = ['--ros-args', '-r', f'__ns:=/{options.name.strip("/")}']
     for name, value in parameters.items():

@@ -38,7 +38,7 @@ class OfImages(torch.nn.Module):
 
 def traced_of_images(name: str, size: tuple[int, int], pretrained: bool = False,
                      mean: Sequence[float] = MEAN, std: Sequence[float] = STD,
-                     device: torch.device | str = 'cpu') -> Traced:
+                     device: torch.device | str = 'cpu', weights: str = '') -> Traced:
     """Load a model by name (`zoo.load`), and trace it for pictures of ``size`` (rows, columns)."""
-    model = OfImages(zoo.load(name, pretrained), mean, std).to(device)
+    model = OfImages(zoo.load(name, pretrained, weights), mean, std).to(device)
     return trace(model, torch.zeros(1, 3, *size, dtype=torch.uint8, device=device))

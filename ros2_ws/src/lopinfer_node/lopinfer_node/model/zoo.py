@@ -7,6 +7,8 @@ import inspect
 from typing import Any
 
 import torch
+from fleet_env.errors import VersionError
+from fleet_env.weights import load_weights
 
 from ..errors import ModelError
 
@@ -16,16 +18,27 @@ IMAGE = (1, 3, 224, 224)
 _KEPT: list[Any] = []
 
 
-def load(name: str, pretrained: bool = False) -> torch.nn.Module:
-    """Return the model in eval mode; raise ModelError if there is no such model."""
+def load(name: str, pretrained: bool = False, weights: str = '') -> torch.nn.Module:
+    """Return the model in eval mode.
+
+    ``weights``: what a fleet has learned, or a file of a state_dict, see
+    `fleet_env.weights.load_weights`; it replaces the model's own weights unless it is empty.
+    Raises ModelError if there is no such model, or if the weights do not fit.
+    """
     torch.manual_seed(0)   # untrained weights are the same on robot and server
-    if ':' in name:
-        return _factory(name)
-    found = _torchvision(name, pretrained) or _timm(name, pretrained)
-    if found is None:
+    made = _factory(name) if ':' in name else \
+        _torchvision(name, pretrained) or _timm(name, pretrained)
+    if made is None:
         raise ModelError(f'there is no model {name!r} in torchvision or timm; name your own model '
                          'as package.module:factory')
-    return found.eval()
+    if weights:
+        try:
+            load_weights(made, weights)
+        except VersionError as error:
+            hint = '' if ':' in name else '; or name a function of yours that makes the model ' \
+                'with these options, as package.module:factory'
+            raise ModelError(f'{name}: {error}{hint}') from None
+    return made.eval()
 
 
 def _factory(name: str) -> torch.nn.Module:
@@ -38,7 +51,7 @@ def _factory(name: str) -> torch.nn.Module:
         raise ModelError(f'{name}: {error}') from error
     if not isinstance(made, torch.nn.Module):
         raise ModelError(f'{name} returns {type(made).__name__}, not a torch.nn.Module')
-    return made.eval()
+    return made
 
 
 def torchvision() -> Any:

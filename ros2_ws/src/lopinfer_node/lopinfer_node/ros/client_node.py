@@ -40,7 +40,8 @@ class ClientNode(Node):
         self._device = torch_device(s.device)
         # these can fail, so they come before the trace, which takes long
         link, recording = s.shaped_link(), s.open_recording()
-        traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device)
+        traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device,
+                                  s.weights)
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
             s, link, recording=recording, slowdown=s.slowdown))

@@ -36,6 +36,7 @@ class ServerNode(ManagedNode):
     def configure(self) -> None:
         """Prepare the models and declare topics; the server still refuses robots."""
         settings = declare(self, ServerSettings)
+        models = settings.chosen_models()
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = torch_device(settings.device)
@@ -48,9 +49,9 @@ class ServerNode(ManagedNode):
             recording=settings.open_recording()))
         self.held.callback(self.server.close)
         self.server.pause(True)
-        for name in filter(None, settings.models.split(',')):
+        for name, weights in models:
             self.get_logger().info(f'preparing {name}')
-            self.server.add(traced_of_images(name.strip(), zoo.IMAGE[2:]))
+            self.server.add(traced_of_images(name, zoo.IMAGE[2:], weights=weights))
 
     def activate(self) -> None:
         """Accept requests of robots."""

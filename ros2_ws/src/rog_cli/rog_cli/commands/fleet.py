@@ -12,11 +12,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from fleet_env.command import how_it_ended
-from fleet_env.durable import write_text
 from fleet_env.records.events import RUN_FILE
 from fleet_env.records.summary import SUMMARY_FILE, read_summary
 from fleet_env.settings.fleet import FleetConfig, ReachConfig
-from fleet_env.settings.fleet_file import child_fleets, dump_fleet, explained_fleet, load_fleet
+from fleet_env.settings.fleet_file import (
+    child_fleets,
+    explained_fleet,
+    load_fleet,
+    write_run_fleet,
+)
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
@@ -24,7 +28,7 @@ from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
 from rog_tasks.task import check_task
 
-from ..display.view import outcome, watch
+from ..display.view import outcome, say_model, watch
 from ..launching.emulation import emulation
 from ..launching.processes import LINGER, FleetProcesses
 from .fleet_options import FLEET, add_fleet_options, chosen_fleet
@@ -181,7 +185,7 @@ def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Int
     former = _version(out)
     for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
         folder.mkdir(exist_ok=True)
-        write_text(folder / 'fleet.yaml', dump_fleet(one))
+        write_run_fleet(one, folder)
         if not emulate:
             print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
     with emulation('fleet')(fleet, out, names, resume) if emulate else nullcontext(
@@ -255,6 +259,7 @@ def _result(processes: FleetProcesses, interruption: Interruption,
     saves = ['checkpoint-*.safetensors'] * any(out.glob('checkpoint-*.safetensors'))
     print(f'\nResults in {out}: {", ".join(["run.jsonl", SUMMARY_FILE, *pictures, *saves])}'
           + bool(interruption) * f'; `rog plot {out}` draws them')
+    say_model(out)
     return code
 
 

@@ -13,7 +13,7 @@ from fleet_env.settings.fleet_file import child_fleets
 from rog_tasks.errors import TaskFailed
 
 from ..display.progress import progress_bar
-from ..display.view import outcome
+from ..display.view import outcome, say_model
 from .fleet_options import add_fleet_options, chosen_fleet
 from .option_types import place
 
@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     try:
         with progress_bar(f'{fleet.name}, {fleet.training.sync}') as progress:
-            summary = simulate(fleet, out, progress)
+            summary = simulate(fleet, out, progress, keep_model=True)
     except KeyboardInterrupt:
         print(f'rog: stopped; {out} holds the records up to here', file=sys.stderr)
         return 130
@@ -66,4 +66,5 @@ def _run(options: argparse.Namespace) -> int:
           f'Results in {out}:')
     for path in (out / 'run.jsonl', out / 'summary.json', *draw_run(out)):
         print(path)
+    say_model(out)
     return 0

@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import rclpy
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
+from fleet_env.versions import LATEST, MODEL_FILE, MODELS
 from fleet_ros.ending import Interruption
 from fleet_ros.reminder import Reminder
 from rclpy.executors import SingleThreadedExecutor
@@ -225,6 +227,12 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
             live.update(live_table(monitor.shown()))
 
 
+def say_model(out: Path) -> None:
+    """Name the file of the model that a run has made, if there is one."""
+    if (latest := out / MODELS / LATEST / MODEL_FILE).exists():
+        print(f'The model, for PyTorch, LOPInfer and policies: {latest}')
+
+
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
     """Print the table of results.
 
@@ -249,6 +257,10 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
                       f'{robot.energy_j:.0f}', f'{robot.rows_pushed_mean:.0f}')
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
+    server = summary.notes.get('server', {})
+    if (accuracy := server.get('accuracy')) is not None and not math.isnan(accuracy):
+        console.print(f"The server's model at iteration {server['iteration']}: "
+                      f'{100 * accuracy:.1f} %', highlight=False)
     if refused := summary.notes.get('faults', {}).get('push_refused'):
         console.print(f'{refused} pushes were refused and changed nothing: their norm exceeded '
                       f'{fleet.server.implausible:g} times the median (server.implausible). Is the '

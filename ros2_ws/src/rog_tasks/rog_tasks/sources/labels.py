@@ -1,8 +1,8 @@
 """Labels images with probable predictions of a teacher or of the trained model."""
 
-from pathlib import Path
-
 import torch
+from fleet_env.errors import VersionError
+from fleet_env.weights import load_weights as load_state
 from torch import Tensor, nn
 
 from rog_tasks.errors import DataError, TaskError
@@ -37,7 +37,8 @@ class Teacher:
     """A trained model that labels images.
 
     :param model: a key of :data:`rog_tasks.models.MODELS`, or ``package.module:Class``.
-    :param weights: safetensors file with the state of the model.
+    :param weights: the weights of the model: a version, a run, or a file of a state_dict; see
+        :func:`fleet_env.weights.load_weights`.
     :param threshold: minimum probability, 0 to 1, with which the most probable class
         becomes the label of an image.
     :param image: shape (channels, height, width) of the images.
@@ -75,19 +76,12 @@ class Teacher:
 
 
 def load_weights(model: nn.Module, path: str) -> None:
-    """Fill a model, in place, from a safetensors file.
+    """Fill a model, in place, from a version, a run, or a file of a state_dict.
 
-    :raises DataError: the file cannot be read, or its tensors do not fit the model. The message
-        names the file. If tensors do not fit, it also holds up to 400 characters of PyTorch's
-        list of these tensors.
+    :raises DataError: there is no such file, it cannot be read, or its tensors do not fit the
+        model. The message names the file, and the first tensor that does not fit.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-    if not Path(path).is_file():
-        raise DataError(f'there is no file {path}; the weights of a model are a .safetensors file')
     try:
-        model.load_state_dict(load_file(path))
-    except (SafetensorError, OSError) as error:
-        raise DataError(f'{path} is not a safetensors file: {error}') from error
-    except RuntimeError as error:
-        raise DataError(f'{path} holds the weights of another model: {str(error)[:400]}') from error
+        load_state(model, path)
+    except VersionError as error:
+        raise DataError(str(error)) from error

@@ -1,0 +1,227 @@
+"""Evaluates the server's model in a thread of its own, and writes it as a version of the run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from fleet_env.errors import VersionError
+from fleet_env.versions import MODELS, Version, Versions
+from fleet_env.weights import state_bytes
+from rog_core.arrays import to_host
+from rog_core.model.flat import unflatten
+from rog_core.server.machine import ServerMachine
+from rog_ros.parameters import ServerSettings
+from rog_tasks.failure import failure
+from rog_tasks.task import Task, measure
+
+from .checkpoint import CheckpointError, norm_of
+from .run_files import RunFiles
+
+if TYPE_CHECKING:
+    import torch
+
+# The next evaluation begins after this many times the duration of the last one. So evaluations take
+# at most about 5 % of the time.
+REST = 20.0
+
+
+class Snapshot(NamedTuple):
+    """The server's model at one moment.
+
+    ``master``: the flat model, float32 (elements,), a copy. ``elapsed``: seconds of training.
+    """
+
+    master: np.ndarray
+    iteration: int
+    method: str
+    elapsed: float
+
+
+class _Outcome(NamedTuple):
+    """What became of a snapshot.
+
+    ``failure`` says why it has no accuracy, ``error`` why it is no version.
+    """
+
+    snapshot: Snapshot
+    seconds: float
+    accuracy: float = math.nan
+    version: Version | None = None
+    failure: str = ''
+    error: str = ''
+
+
+class ModelVersions:
+    """Writes versions of the model into the folder of the run.
+
+    An evaluation runs in a thread of its own, at most one at a time. All methods are called by the
+    thread of the node, and return at once, except `begin` and `conclude`, which write a version.
+    Without an out directory no version is written and nothing is evaluated.
+
+    :param machine: state machine of the server, whose model this is.
+    :param model: a model of ``task`` that nobody else uses.
+    :param woken: function that the evaluating thread calls when `look` has something to do.
+    """
+
+    def __init__(self, settings: ServerSettings, files: RunFiles, machine: ServerMachine,
+                 task: Task, model: torch.nn.Module, woken: Callable[[], None]) -> None:
+        out = self._out = files.out
+        self._store = Versions((out or Path()) / MODELS, settings.server.keep)
+        self._about = {'run': out.absolute().name if out else '', 'fleet': settings.fleet,
+                       'task': settings.training.task, 'measured_on': "the server's model",
+                       'measured_by': 'parameter server'}
+        self._every, self._files = settings.server.checkpoint_every or math.inf, files
+        self._machine = machine
+        self._task, self._model, self._woken = task, model, woken
+        self._norm = 0.0                  # norm of the model of the last version; 0: none
+        self._last: Snapshot | None = None    # the model of the last version
+        self._waiting: Snapshot | None = None  # the final model, while another one is evaluated
+        self._next = math.inf             # when the next evaluation may begin
+        self._busy = False                # whether a thread evaluates
+        self._said = ''                   # the last failure of an evaluation
+        self._outcomes: SimpleQueue[_Outcome] = SimpleQueue()
+        # A thread writes a version with this lock, unless it learns that it must not any more.
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a model is being evaluated, or waits for that."""
+        return self._busy or self._waiting is not None
+
+    def begin(self, now: float, accuracy: float | None) -> None:
+        """Write the first version, the prepared model.
+
+        :param accuracy: accuracy of this model, NaN if unknown; None: the run is resumed, and a
+            version is not due yet.
+        """
+        self._next = now + self._every
+        if self._out is not None and accuracy is not None:
+            self._take(self._written(self._snapshot(), self._model, accuracy))
+
+    def finish(self) -> None:
+        """Evaluate the final model, at once or when the present evaluation has ended."""
+        snapshot = self._snapshot()
+        if self._out is None or self._is_written(snapshot):
+            return
+        if self._busy:
+            self._waiting = snapshot
+        else:
+            self._start(snapshot)
+
+    def look(self, now: float) -> None:
+        """Record what the thread has found since the last call; evaluate the model if it is due.
+
+        It is due if it is the final one, or if it has changed and enough time has passed.
+        """
+        machine = self._machine
+        self._look_for_outcome(now)
+        if self._busy or self._out is None:
+            return
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            if not self._is_written(waiting):
+                self._start(waiting)
+        elif now >= self._next and not machine.stopping and (
+                self._last is None or machine.iteration != self._last.iteration):
+            self._next = now + self._every
+            self._start(self._snapshot())
+
+    def _look_for_outcome(self, now: float) -> None:
+        try:
+            outcome = self._outcomes.get_nowait()
+        except Empty:
+            return
+        self._busy = False
+        self._next = max(self._next, now + REST * outcome.seconds)
+        self._take(outcome)
+
+    def conclude(self) -> None:
+        """Write the final model without an accuracy, unless it is written already.
+
+        A thread that still evaluates writes nothing from now on.
+        """
+        self._waiting = None
+        self.close()
+        self._look_for_outcome(0.0)
+        busy, snapshot = self._busy, self._snapshot()
+        if self._out is not None and not self._is_written(snapshot):
+            if busy:
+                self._files.log.warning('the final model was not evaluated in time; its version '
+                                        'has no accuracy')
+            # A thread may still use the other model.
+            self._take(self._written(snapshot, None if busy else self._model))
+
+    def close(self) -> None:
+        """Let a thread that still evaluates write nothing."""
+        with self._lock:
+            self._closed = True
+
+    def _snapshot(self) -> Snapshot:
+        machine = self._machine
+        return Snapshot(to_host(machine.master), machine.iteration, machine.method.spec.text,
+                        self._files.elapsed())
+
+    def _is_written(self, snapshot: Snapshot) -> bool:
+        return self._last is not None and np.array_equal(snapshot.master, self._last.master)
+
+    def _start(self, snapshot: Snapshot) -> None:
+        self._busy = True
+        threading.Thread(target=self._evaluate, args=(snapshot,), name='evaluate',
+                         daemon=True).start()
+
+    def _evaluate(self, snapshot: Snapshot) -> None:
+        """Evaluate a model and write its version, in the thread."""
+        began, accuracy, failed = time.monotonic(), math.nan, ''
+        try:
+            unflatten(self._model, snapshot.master)
+            accuracy = measure(self._task, self._model)
+        except (Exception, SystemExit) as error:   # an error of the task must not end the training
+            failed = failure(self._task, error)
+        seconds = time.monotonic() - began
+        with self._lock:
+            if self._closed:
+                return
+            self._outcomes.put(self._written(snapshot, self._model, accuracy)._replace(
+                seconds=seconds, failure=failed))
+            self._woken()
+
+    def _written(self, snapshot: Snapshot, model: torch.nn.Module | None,
+                 accuracy: float = math.nan) -> _Outcome:
+        """Write a version by ``model``, or by a new model of the task (None)."""
+        try:
+            norm = norm_of(self._machine.partition, snapshot.master, self._norm)
+            model = self._task.model() if model is None else model
+            unflatten(model, snapshot.master)
+            version = self._store.write(
+                state_bytes(model), method=snapshot.method, iteration=snapshot.iteration,
+                accuracy=accuracy, time=time.strftime('%Y-%m-%dT%H:%M:%S%z'), **self._about)
+        except (VersionError, CheckpointError) as error:
+            return _Outcome(snapshot, 0.0, accuracy, error=str(error))
+        except Exception as error:   # a state_dict of the user's model can raise anything
+            return _Outcome(snapshot, 0.0, accuracy, error=failure(self._task, error))
+        self._norm = norm
+        return _Outcome(snapshot, 0.0, accuracy, version)
+
+    def _take(self, outcome: _Outcome) -> None:
+        """Record and log an outcome."""
+        files, snapshot = self._files, outcome.snapshot
+        if outcome.failure:
+            files.log.error("the server's model has no accuracy at iteration "
+                            f'{snapshot.iteration}: {outcome.failure}')
+            if outcome.failure != self._said:
+                files.fault('', 'not_evaluated', outcome.failure)
+        self._said = outcome.failure
+        if snapshot.iteration and not math.isnan(outcome.accuracy):
+            files.record(lambda recorder: recorder.server(
+                snapshot.elapsed, snapshot.iteration, outcome.accuracy))
+        files.note('model version', outcome.error)
+        if outcome.version is not None:
+            self._last = snapshot
