@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
-from lopinfer_node.model import zoo
+from fleet_env.vision import import_torchvision
 from lopinfer_node.planning import evaluate
 from lopinfer_node.planning.plan import Plan, check
 from lopinfer_node.planning.table import BANDWIDTHS
@@ -64,7 +64,7 @@ def test_the_input_has_the_published_bytes(models, model, size):
 
 @pytest.fixture(scope='module')
 def torchvision_models():
-    return zoo.torchvision().models
+    return import_torchvision().models
 
 
 def windows_in_order(torchvision_models, name):

@@ -22,6 +22,7 @@ import torch
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.links.trace import read_trace
 from loop import run
+from fleet_env.vision import import_torchvision
 from lopinfer_node.model import zoo
 from lopinfer_node.model.pictures import MEAN, STD, OfImages
 from lopinfer_node.runtime.slow import Pause, computing_time
@@ -121,7 +122,7 @@ def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) ->
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    zoo.torchvision()   # import torchvision: model.pt refers to its classes
+    import_torchvision()   # import torchvision: model.pt refers to its classes
     side, folder_, slowdown_, period_, *rest = sys.argv[1:]
     with torch.no_grad():
         {'alone': alone, 'lopinfer': lopinfer, 'rrto': rrto}[side](

@@ -10,11 +10,11 @@ from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError
 from fleet_policy.observer import blank
 from fleet_policy.policy import chunk_of, inputs_of
-from lopinfer_node.model import zoo
+from fleet_env.vision import import_torchvision
 from lopinfer_node.model.traced import trace
 
 # Without this call, PyTorch's CPU build cannot import torchvision, which LeRobot needs.
-zoo.torchvision()
+import_torchvision()
 pytest.importorskip('lerobot', reason='lerobot is not installed')
 
 CONTRACT = make_contract({

@@ -70,6 +70,14 @@ def joined(first: Array, second: Array) -> Array:
     return torch.cat([first, second])
 
 
+def between(values: Array, one: Array, other: Array) -> Array:
+    """Return ``values``, each moved into the range from ``one`` to ``other`` if it is outside."""
+    if isinstance(values, np.ndarray):
+        return np.clip(values, np.minimum(one, other), np.maximum(one, other))
+    import torch
+    return torch.clamp(values, torch.minimum(one, other), torch.maximum(one, other))
+
+
 def all_finite(values: Array) -> bool:
     """Return whether all elements are finite: neither NaN nor infinite."""
     if isinstance(values, np.ndarray):

@@ -97,6 +97,7 @@ class Fleet:
         self.partition = partition_of(
             SHAPES[codec] + (BUFFERS + FROZEN if whole else []), 'row', codec)
         self.elements = self.partition.grown.elements
+        self.variance = slice(300, 309)  # elements of the buffer 'variance' among the buffers
         self.ever_switched = set()  # parameters that any robot has frozen or unfrozen
         self.codec, self.loss, self.duplicate, self.delay = codec, loss, duplicate, delay
         self.sync, self.heartbeat_limit, self.rate = sync, heartbeat_limit, rate
@@ -559,6 +560,7 @@ class Fleet:
             more = noise.standard_normal(self.elements - len(gradient)) * np.float32(RATE)
             gradient = np.append(gradient, more.astype(np.float32))
         seen = noise.standard_normal(own.size).astype(np.float32) + 3
+        seen[self.variance] = 0.01
         change = np.float32(0.3) * (own - seen)
         change[self.partition.are_integers] = -np.float32(order.step.batches)
         change[-BUFFERS[-1].size:] = 0
@@ -638,6 +640,14 @@ class Fleet:
                 self.counts['mirror checked behind'] += bool(
                     (member.mirror.rows != self.server.master).any())
 
+    def check_variances(self):
+        """Check that no variance is negative, at the server and on the robots."""
+        if self.whole:
+            alive = [robot for robot in self.robots.values() if robot.alive]
+            for own in (self.server.master[self.partition.buffers],
+                        *(robot.store.own for robot in alive)):
+                assert (own[self.variance] >= 0).all(), own[self.variance]
+
     def rows(self, values):
         """Return rows with those of the frozen parameters, which may not have been needed yet."""
         return padded(values, self.elements, self.frozen)
@@ -663,6 +673,7 @@ class Fleet:
         if not self.capacities:  # with gradient coding, only a sum of several pushes is a gradient
             self.check_conservation()
         self.check_mirrors()
+        self.check_variances()
         for member in self.server.active():
             self.versions.check(member, self.ever_switched)
             self.counts['versions checked'] += 1

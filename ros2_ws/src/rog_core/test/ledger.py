@@ -96,9 +96,12 @@ class SummingAccumulator(Accumulator):
         self.produced += self.unsent + self.dropped - before
 
     def keep_buffers(self, change):
-        before = self.unsent
+        before = self.unsent + self.dropped
         super().keep_buffers(change)
-        self.produced += self.unsent - before
+        self.produced += self.unsent + self.dropped - before
+
+    def _reconcile_buffers(self):
+        self._drop(super()._reconcile_buffers)
 
     def encode(self, codec, ids):
         before = self.unsent if codec.kept < 1 else 0

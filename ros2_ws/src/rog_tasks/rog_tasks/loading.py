@@ -5,6 +5,8 @@ import importlib
 import re
 from typing import Any
 
+from fleet_env.vision import import_torchvision
+
 from rog_tasks.errors import TaskError
 
 _SPEC = re.compile(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)')
@@ -24,7 +26,7 @@ def load_object(spec: str, what: str, fleet: bool = True) -> Any:
         raise TaskError(f'{what} {spec!r} must look like package.module:name')
     module_name, name = match.groups()
     try:
-        module = importlib.import_module(module_name)
+        module = _imported(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name + '.').startswith(error.name + '.'):
             beside = 'beside the fleet file, ' if fleet else ''
@@ -41,3 +43,13 @@ def load_object(spec: str, what: str, fleet: bool = True) -> Any:
         hint = f'; did you mean {near[0]!r}?' if near else ''
         raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}{hint}')
     return getattr(module, name)
+
+
+def _imported(module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except RuntimeError as error:
+        if 'torchvision::' not in str(error):
+            raise
+        import_torchvision()  # it is not made for this build of PyTorch
+        return importlib.import_module(module_name)

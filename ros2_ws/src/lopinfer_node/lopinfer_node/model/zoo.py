@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from fleet_env.errors import VersionError
+from fleet_env.vision import import_torchvision
 from fleet_env.weights import load_weights
 
 from ..errors import ModelError
 
 IMAGE = (1, 3, 224, 224)
-# The libraries that the function `torchvision` defines. If Python deleted one of them, PyTorch
-# would remove the operators of this library.
-_KEPT: list[Any] = []
 
 
 def load(name: str, pretrained: bool = False, weights: str = '') -> torch.nn.Module:
@@ -54,26 +52,8 @@ def _factory(name: str) -> torch.nn.Module:
     return made
 
 
-def torchvision() -> Any:
-    """Return the package torchvision, or None.
-
-    With PyTorch's CPU build, the C++ library of torchvision does not load. Without this
-    library, the schemas of two operators are missing and the import fails. So this function
-    defines the schemas. The models that we use do not need the library.
-    """
-    try:
-        return importlib.import_module('torchvision')
-    except ModuleNotFoundError:
-        return None
-    except RuntimeError:
-        _KEPT.append(library := torch.library.Library('torchvision', 'DEF'))
-        for op in ('nms', 'qnms'):
-            library.define(f'{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-        return importlib.import_module('torchvision')
-
-
 def _torchvision(name: str, pretrained: bool) -> torch.nn.Module | None:
-    package = torchvision()
+    package = import_torchvision()
     if package is None or name not in package.models.list_models():
         return None
     builder = package.models.get_model_builder(name)
@@ -85,7 +65,7 @@ def _torchvision(name: str, pretrained: bool) -> torch.nn.Module | None:
 
 
 def _timm(name: str, pretrained: bool) -> torch.nn.Module | None:
-    torchvision()   # defines missing schemas, because timm imports torchvision
+    import_torchvision()   # defines missing schemas, because timm imports torchvision
     try:
         timm = importlib.import_module('timm')
     except ModuleNotFoundError:

@@ -19,6 +19,7 @@ from ..arrays import (
     Array,
     accumulate,
     all_finite,
+    between,
     copy_of,
     difference_magnitude,
     first_bad,
@@ -158,7 +159,7 @@ class Accumulator:
         will refuse, and gradients at the predicted model would be useless, or NaN.
         """
         self.follow()
-        self._publish_buffers()
+        self._reconcile_buffers()
         if self.model is not self.weights:
             self._update_model(self.weights)
             if ahead:
@@ -179,17 +180,22 @@ class Accumulator:
         for part, former in zip(self._held, held, strict=True):
             self.model[part] = former
 
-    def _publish_buffers(self) -> None:
+    def _reconcile_buffers(self) -> None:
+        """Take the fleet's changes of buffers into the robot's own.
+
+        The fleet and the robot may have changed a buffer for the same reason, such as a variance
+        that begins at 1. The sum of both changes would then be too large, and a variance could
+        become negative. So the robot's new value lies between its former one and the fleet's, and
+        the rest of its pending change is dropped. Of integers, the larger one counts.
+        """
         part, at = self.partition.buffers, self._integers
         if part.start == part.stop or self._keeps and self._has_own:
             return
         weights, pending = self.weights[part], self.pending[part]
         counted = self.own[at]
-        self.own[:] = weights - pending
-        # An integer is the fleet's or the robot's own, whichever is larger. Their sum would count
-        # the same iterations twice.
+        self.own[:] = between(weights - pending, self.own, weights)
         self.own[at] = counted + (weights[at] - counted) * (weights[at] > counted)
-        pending[at] = weights[at] - self.own[at]
+        pending[:] = weights - self.own
 
     def publish_final(self) -> None:
         """Copy ``weights`` to ``model`` at the end of the run, frozen parameters included."""
@@ -209,7 +215,7 @@ class Accumulator:
             self.drift = zeros_like(self.weights)
         self.detach()
         self.follow()
-        self._publish_buffers()
+        self._reconcile_buffers()
         self._update_model(self.weights, self.drift)
 
     def keep_buffers(self, change: Array) -> None:
@@ -217,14 +223,10 @@ class Accumulator:
         buffers = self.partition.buffers
         if buffers.start == buffers.stop:
             return
-        pending, at = self.pending[buffers], self._integers
-        pending += change[buffers]
-        if self._keeps:
-            self.own -= change[buffers]
-            self._has_own = True
-        else:
-            self.own[at] -= change[buffers][at]
-        pending[at] = self.weights[buffers][at] - self.own[at]
+        self.pending[buffers] += change[buffers]
+        self.own -= change[buffers]
+        self._has_own = True
+        self._reconcile_buffers()
         self._measure_buffers()
 
     def _measure_buffers(self) -> None:
