@@ -22,6 +22,7 @@ The training of one machine has ``batches`` (method -> number of batches of each
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -138,7 +139,11 @@ def run_fleet(fleet: FleetConfig, out: Path, steps: int = 1) -> dict[str, Any]:
     torch.set_num_threads(1)
     training = fleet.training
     task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
-    simulation = Simulation(fleet, out)
+    # Runs in virtual time do not write versions in every state of this repository.
+    versions: dict[str, Any] = {'keep_model': True}
+    if 'keep_model' not in inspect.signature(Simulation).parameters:
+        versions = {}
+    simulation = Simulation(fleet, out, **versions)
     summary = simulation.run(lambda done: None)
     model = task.model()
     unflatten(model, simulation.server.master)
@@ -174,7 +179,7 @@ def young(model: Any, batches: int) -> float:
     """Return the share of the initial values in the running statistics after ``batches``."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return max(((1 - module.momentum) ** batches for module in model.modules()
+    return max(((1 - (module.momentum or 1.0)) ** batches for module in model.modules()
                 if isinstance(module, _BatchNorm) and module.track_running_stats), default=0.0)
 
 

@@ -47,7 +47,7 @@ def require_whole(name, fleet, out, better_than, steps=1):
 
 
 @pytest.mark.parametrize(('name', 'minutes', 'better_than'), [
-    ('yolo', 1.5, .5), ('lora', 1.5, .8)])
+    ('yolo', 1.5, .5), ('lora', .8, .8)])
 def test_a_model_is_whole_on_the_server_and_the_same_on_the_robots(name, minutes, better_than,
                                                                    tmp_path):
     require_whole(name, fleet_of(name, 'bsp', 1, minutes=minutes), tmp_path, better_than)
