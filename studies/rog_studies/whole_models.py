@@ -49,7 +49,8 @@ _PAGE = '''# Whole models
 
 Does a model that a fleet has trained leave the fleet as it is there? Two robots train ordinary
 models, with all that these have: BatchNorm and its statistics, frozen layers, tied weights, sparse
-gradients. The table compares four accuracies, in % (mean ± standard deviation of {seeds} seeds):
+gradients. The table compares four accuracies, in %, each the mean (± standard deviation) over at
+most {seeds} seeds:
 
 - **server**: the server's model when the run ends.
 - **robot**: a robot's own model at the same moment, mean of both robots. A robot may be some
@@ -86,10 +87,11 @@ rog study whole_models --out runs/whole_models
   are in `whole_runs.py` beside it. All data are real: scikit-learn's digits, of which 797 are test
   data, and the text of the license.
 - Time is virtual. A gradient of 16 samples takes {pace:g} s. The links replay the record `outdoor`,
-  scaled to the model: at its mean rate, a full push of one bit per element takes {push:g} s, and
-  in a quarter of the record more than fifteen times as long. Both robots share the air.
-- The learning rate of a model is the same for all methods, and runs last until the model has
-  learned; their durations differ. So this table does not say which method is faster;
+  scaled to the model: at its mean rate, a full push of one bit per element takes {push:g} s. The
+  robots begin in a good part of the record, each in another place; after two to four minutes
+  their links fade. They share the air.
+- Learning rate and duration of a model are the same for all methods, and so chosen that all of them
+  learn. So this table does not say which method is faster;
   [Measured methods](../methods_results.md) does.
 - torchvision's mobilenet_v3_small averages its statistics slowly (momentum 0.01): after n batches
   they still hold 0.99ⁿ of the values that they began with. {young}
@@ -239,9 +241,9 @@ def _largest(data: Mapping[str, Any]) -> str:
     model, method, _ = max(runs, key=lambda one: _apart([one[2]]))
     found = [run for _, _, run in runs]
     beyond = sum(_apart([run]) > 1 for run in found)
-    return f'''Over all {len(runs)} runs, the exported model differs from the server's by at most
-{_changed(found):.2f} points. In {beyond} of them a robot differs from the server by more than a
-point, at most by {_apart(found):.2f} points ({model}, `{method}`).'''
+    return f'''The exported model differs from the server's by at most {_changed(found):.2f} points,
+over all {len(runs)} runs. A robot differs from the server by more than a point in {beyond} of
+them, at most by {_apart(found):.2f} points ({model}, `{method}`).'''
 
 
 def _young_text(data: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ def test_the_study_runs_goes_on_and_writes_its_page(tmp_path, monkeypatch):
     assert result['exported'] == pytest.approx(result['server'], abs=1e-6)
     assert len(told) == 3 and told[0].startswith('lstm, bsp: server')
     page = (tmp_path / 'whole_models.md').read_text()
-    assert page.count('`bsp`') == 2 and f'{100 * result["server"]:.1f}' in page
+    assert page.count('| `bsp` |') == 1 and f'{100 * result["server"]:.1f}' in page
     with pytest.raises(ConfigError, match='already holds a run'):
         run()
     assert run(resume=True) == data and all(text.endswith('kept') for text in told)
