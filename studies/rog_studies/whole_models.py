@@ -54,8 +54,8 @@ most {seeds} seeds:
 
 - **server**: the server's model when the run ends.
 - **robot**: a robot's own model at the same moment, mean of both robots. A robot may be some
-  iterations beside the server, or within its local steps, so its model is rarely the same to the
-  bit.
+  iterations beside the server, or within its local steps, and a lossy codec still owes it a part
+  of each row. At the end of a run of real nodes it gets the exact model; these runs omit that.
 - **exported**: the file `models/latest/model.safetensors` of the run, loaded with
   `load_state_dict(strict=True)` in a separate process that has PyTorch, safetensors and the task,
   and nothing of the fleet.

@@ -92,13 +92,13 @@ class Trained:
 
 MODELS = {
     'mobilenet_v3_small': Trained('torchvision; 34 BatchNorms of momentum 0.01', 0.03, 1.5),
-    'resnet18': Trained('torchvision; 20 BatchNorms', 0.01, 0.7),
-    'yolo': Trained('a small YOLO: BatchNorm, C3, SPPF, a grid of boxes', 0.01, 2.5, 0.0),
+    'resnet18': Trained('torchvision; 20 BatchNorms', 0.004, 0.6),
+    'yolo': Trained('a small YOLO: BatchNorm, C3, SPPF, a grid of boxes', 0.004, 2.5, 0.0),
     'vit': Trained("torchvision's VisionTransformer, 3 layers", 0.03, 3.0),
     'lstm': Trained('LSTM that reads a digit row by row', 0.05, 3.0),
     'lora': Trained('frozen transformer with LoRA', 0.01, 3.0),
     'embedding': Trained('EmbeddingBag with sparse gradients', 0.2, 3.0),
-    'tied': Trained('GRU language model; input and output share their weights', 0.1, 4.0, 0.18)}
+    'tied': Trained('GRU language model; input and output share their weights', 0.1, 2.5, 0.18)}
 COUNTED = ('mobilenet_v3_small', 'resnet18')   # models of the table of bytes
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from fleet_env.settings.base import changed
+from fleet_env.settings.fleet import LinkConfig
 from rog_core.errors import ConfigError
 from rog_studies import whole_models
 from rog_studies.ordinary import TASKS, LoRA, TiedLanguage, Torchvision, Words, Yolo
@@ -46,11 +48,14 @@ def require_whole(name, fleet, out, better_than, steps=1):
     return model
 
 
-@pytest.mark.parametrize(('name', 'minutes', 'better_than'), [
-    ('yolo', 1.5, .5), ('lora', .8, .8)])
-def test_a_model_is_whole_on_the_server_and_the_same_on_the_robots(name, minutes, better_than,
-                                                                   tmp_path):
-    require_whole(name, fleet_of(name, 'bsp', 1, minutes=minutes), tmp_path, better_than)
+@pytest.mark.parametrize(('name', 'better_than'), [('yolo', .4), ('lora', .8)])
+def test_a_model_is_whole_on_the_server_and_the_same_on_the_robots(name, better_than, tmp_path):
+    # On links so fast, the run ends while both robots compute, and nothing is on its way. A lossy
+    # codec would still owe the robots a part of each row.
+    fleet = fleet_of(name, 'bsp', 1, minutes=.5)
+    robots = tuple(changed(robot, link=LinkConfig(rate=500.0)) for robot in fleet.robots)
+    fleet = changed(fleet, robots=robots, training={'learning_rate': .01, 'codec': 'raw'})
+    require_whole(name, fleet, tmp_path, better_than)
 
 
 @pytest.mark.long
