@@ -17,6 +17,7 @@ from rog_studies.study import run_study, text_tables
 
 # this study is not in `STUDIES`, because its runs depend on the results of its tuning
 RIVALS = 'rivals'
+WHOLE = 'whole_models'  # not in `STUDIES`, because it compares models, not methods
 PEERS = 'peers'    # not in `STUDIES`, because its runs take real time
 
 
@@ -28,13 +29,15 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                     'gsgm-svrg: the same with variance reduction. coding: gradient coding for '
                     'computers of several speeds that straggle (DGH-GC, Section 6). bounds: '
                     'where waiting for nobody does harm. rivals: every method, '
-                    'tuned, on natural images and on a map that robots share. peers: the programs '
+                    'tuned, on natural images and on a map that robots share. whole_models: '
+                    'ordinary models of PyTorch, as they are on the server, on the robots, and '
+                    'after their export. peers: the programs '
                     'that users would otherwise install (Flower, PyTorch DDP, ...), from PyPI, '
                     'in real time on emulated links; needs root.')
-    parser.add_argument('study', choices=(*STUDIES, RIVALS, PEERS), metavar='STUDY',
-                        help=', '.join((*STUDIES, RIVALS, PEERS)))
+    parser.add_argument('study', choices=(*STUDIES, RIVALS, WHOLE, PEERS), metavar='STUDY',
+                        help=', '.join((*STUDIES, RIVALS, WHOLE, PEERS)))
     parser.add_argument('--only', metavar='A,B,...', help='only the cases that begin like this; '
-                        'peers: only these programs')
+                        'peers: only these programs; whole_models: only these models')
     parser.add_argument('--seeds', type=at_least_one, metavar='K',
                         help='runs of each variant (default: 5; fewer where runs are long)')
     parser.add_argument('--quick', action='store_true',
@@ -45,7 +48,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='rivals: virtual minutes of a run (default: 60); peers: real minutes '
                              '(default: 20)')
     parser.add_argument('--methods', metavar='A,B,...',
-                        help='rivals: only these rows of its tables, bsp among them')
+                        help='rivals: only these rows of its tables, bsp among them; '
+                             'whole_models: only these methods')
     parser.add_argument('--scenarios', metavar='A,B,...', help='peers: what happens to the links '
                         'and the processes; docs/rivals.md lists them')
     parser.add_argument('--robots', type=at_least_one, metavar='K',
@@ -60,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     only = _listed(options.only)
     out = options.out or Path('runs') / f'study-{options.study}-{time.strftime("%Y%m%d-%H%M%S")}'
     try:
-        kind = {RIVALS: _rivals, PEERS: _peers}.get(options.study, _study)
+        kind = {RIVALS: _rivals, WHOLE: _whole, PEERS: _peers}.get(options.study, _study)
         text, paths = kind(options, only, out)
     except KeyboardInterrupt:
         print(f'rog: stopped; finished runs are kept. Go on with --out {out} --resume',
@@ -101,6 +105,20 @@ def _rivals(options: argparse.Namespace, only: list[str], out: Path) -> tuple[st
                                  progress=progress, resume=options.resume, cluster=options.cluster)
     return rivals.text_tables(data), [out / 'rivals.json', out / 'rivals.md',
                                       *rivals.draw_rivals(out)]
+
+
+def _whole(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str, list[Path]]:
+    from rog_studies import whole_models as study
+
+    _only_peers(options)
+    if options.quick or options.data or options.minutes is not None or options.cluster:
+        raise ConfigError(f'--quick, --data, --minutes and --cluster are not of the study {WHOLE}')
+    began = time.monotonic()
+    data = study.run_whole(
+        out, only, _listed(options.methods), options.seeds or study.SEEDS, options.jobs or 2,
+        options.resume, lambda text, seed: print(
+            f'{time.monotonic() - began:5.0f} s  seed {seed}  {text}', flush=True))
+    return study.text_tables(data), [out / study.STUDY_FILE, out / study.PAGE_FILE]
 
 
 def _peers(options: argparse.Namespace, only: list[str], out: Path) -> tuple[str, list[Path]]:

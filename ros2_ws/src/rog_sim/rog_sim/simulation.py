@@ -4,7 +4,7 @@ The state machines are the same as on the robots, and the gradients are real. Th
 the duration of a gradient, the rates of the links and the power. Two runs with equal seeds write
 equal run records. At time 0 every robot already has the model and starts to compute its first
 gradient. The run ends after the `minutes` of the fleet file. A real run ends with an exchange of
-the final model, which a run in virtual time omits.
+the final model. In virtual time, it takes no time, and runs for comparisons omit it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     :param server_every: seconds between evaluations of the server's model; 0: evaluate the
         robots' models instead. If the server's model is evaluated and the training
         diverges, the run ends, and ``notes`` in the summary says that it diverged.
-    :param keep_model: whether to evaluate the server's final model, and to write it and the
-        settings of the run into ``out``, too.
+    :param keep_model: whether to give the server's final model to the robots, as at the end of a
+        real run, to evaluate it, and to write it and the settings of the run into ``out``, too.
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: the training diverges, and ``server_every`` is 0.
     :raises VersionError: the model cannot be written; the record and the summary are written.
@@ -275,6 +275,8 @@ class Simulation:
                 robot.finish()
             robot.settle(self.now)
             report = robot.machine.report(self.now)
+            if self._keep_model and reason == 'finished':
+                robot.take_final(self.server.master)
             robot.store.publish_final()
             if not self._server_every:
                 robot.evaluate(self._processes, report.iteration)
