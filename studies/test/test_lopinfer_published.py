@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_env.links.trace import read_trace
+from fleet_env.vision import import_torchvision
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
-from fleet_env.vision import import_torchvision
 from lopinfer_node.planning import evaluate
 from lopinfer_node.planning.plan import Plan, check
 from lopinfer_node.planning.table import BANDWIDTHS

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.links.trace import read_trace
-from loop import run
 from fleet_env.vision import import_torchvision
+from loop import run
 from lopinfer_node.model import zoo
 from lopinfer_node.model.pictures import MEAN, STD, OfImages
 from lopinfer_node.runtime.slow import Pause, computing_time

@@ -5,12 +5,12 @@ The tests need LeRobot.
 
 import pytest
 import torch
+from fleet_env.vision import import_torchvision
 from fleet_policy.adapters import LeRobotPolicy
 from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError
 from fleet_policy.observer import blank
 from fleet_policy.policy import chunk_of, inputs_of
-from fleet_env.vision import import_torchvision
 from lopinfer_node.model.traced import trace
 
 # Without this call, PyTorch's CPU build cannot import torchvision, which LeRobot needs.
