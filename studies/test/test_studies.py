@@ -134,7 +134,7 @@ def test_training_that_diverges_ends_a_measured_run_and_fails_any_other(tmp_path
     fleet = toy_fleet(tmp_path, minutes=1.0, task='test_studies:Diverging', codec='raw',
                       traffic='')
     summary = simulate(fleet, tmp_path / 'run', server_every=5.0)
-    assert summary.notes == {'reason': 'diverged'} and summary.duration_s < 60
+    assert summary.notes['reason'] == 'diverged' and summary.duration_s < 60
     with pytest.raises(GradientError):
         simulate(fleet)
 

@@ -57,6 +57,8 @@ from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
 DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message is divided
+DIVERGED = 1000.0  # a model whose norm has grown by this factor has diverged
+FAILED = 'failed'  # name of the fault, and reason of the end, if gradients are not finite
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
@@ -65,11 +67,16 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
+    A robot whose gradient holds NaN or infinite values leaves the fleet, as its node does: the
+    record has a fault ``failed`` with the iteration and the reason, and the others go on.
+
     :param server_every: seconds between evaluations of the server's model; 0: evaluate the
         robots' models instead. If the server's model is evaluated and the training
-        diverges, the run ends, and ``notes`` in the summary says that it diverged.
+        diverges, the run ends, and ``notes`` in the summary says that it diverged. It diverges
+        if no robot is left, or if a gradient is not finite and the norm of the fleet's model has
+        grown by `DIVERGED`.
     :raises ConfigError: virtual time cannot run this fleet file.
-    :raises GradientError: the training diverges, and ``server_every`` is 0.
+    :raises GradientError: no robot is left, and ``server_every`` is 0; the record is complete.
     """
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
@@ -149,6 +156,7 @@ class Simulation:
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
         self._task, self._model = task, model  # for the evaluation of the server's model
         master = flatten(model)
+        self._norm = float(np.linalg.norm(master))  # norm of the initial model
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic))
@@ -167,6 +175,7 @@ class Simulation:
         self._waiting: set[int] = set()  # `id` of each chunk that waits for the channel
         self._events = EventQueue()
         self._processes: GradientProcesses  # these processes compute the gradients of the robots
+        self._workers: list[Robot] = []  # the robots of all fleets of this run
         self._recorder = Recorder(out, Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots),
             codec=training.codec))
@@ -200,7 +209,7 @@ class Simulation:
             robot.place = place
         with GradientProcesses([robot.work for robot in workers]) as processes:
             for fleet in fleets:
-                fleet.start(processes, progress if fleet is self else lambda done: None)
+                fleet.start(processes, workers, progress if fleet is self else lambda done: None)
             try:
                 self._loop(fleets)
             except KeyboardInterrupt:
@@ -208,9 +217,10 @@ class Simulation:
                 self._finish(progress, 'interrupted')
                 raise
             except GradientError:
+                self.end = max(fleet.now for fleet in fleets)
                 if not self._server_every:
+                    self._finish(progress, FAILED)
                     raise
-                self.end = self.now
                 return self._finish(progress, 'diverged')
             return self._finish(progress, 'finished')
 
@@ -219,9 +229,13 @@ class Simulation:
         """Return the robots of this fleet that are not child fleets."""
         return [robot for robot in self.robots.values() if isinstance(robot, Robot)]
 
-    def start(self, processes: GradientProcesses, progress: Progress) -> None:
-        """Start all robots at time 0; they compute in ``processes``."""
-        self._processes = processes
+    def start(self, processes: GradientProcesses, workers: list[Robot], progress: Progress
+              ) -> None:
+        """Start all robots at time 0; they compute in ``processes``.
+
+        :param workers: the robots of this fleet, its parent fleet and its child fleets.
+        """
+        self._processes, self._workers = processes, workers
         for robot in self.robots.values():
             self._act(robot, robot.machine.start(0.0))
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
@@ -261,6 +275,8 @@ class Simulation:
             below._finish(lambda done: None, reason)
         self.now = self.end
         for robot in self.real_robots:
+            if robot.left:
+                continue
             if reason != 'diverged':
                 robot.finish()
             robot.settle(self.now)
@@ -281,7 +297,8 @@ class Simulation:
         """Write the outputs of the final models for figures, if the task makes any."""
         unflatten(self._model, self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
-            robot.name: robot.portrait(self._processes) for robot in self.real_robots}}
+            robot.name: robot.portrait(self._processes) for robot in self.real_robots
+            if not robot.left}}
         write_model_outputs(out, shown)
 
     def _measure_server(self) -> None:
@@ -298,7 +315,7 @@ class Simulation:
         """Deliver the heartbeats of the server and of all robots with a link."""
         server = self.server
         for name, robot in self.robots.items():
-            if self._heard(name):
+            if self._heard(name) and not robot.left:
                 machine = robot.machine
                 if name in self._unheard and not self._patient:
                     self._act(robot, machine.on_contact(self.now))
@@ -311,7 +328,8 @@ class Simulation:
             # The deadlines from `server.patience` depend on which robots wait now, so let the
             # server compute them again.
             self._server_time()
-        away = {m.robot for m in server.members.values() if m.state == 'away'}
+        away = {m.robot for m in server.members.values()
+                if m.state == 'away' and not self.robots[m.robot].left}
         for name in sorted(away ^ self._away):
             what = 'peer_lost' if name in away else 'rejoined'
             self._recorder.fault(self.now, name, what, 'its link is dead' if name in away else '')
@@ -370,7 +388,35 @@ class Simulation:
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:
-        self._act(robot, robot.computed(self.now))
+        actions = robot.computed(self.now)
+        if robot.failure:
+            self._lose(robot)
+        else:
+            self._act(robot, actions)
+
+    def _lose(self, robot: Robot) -> None:
+        """Let a robot leave whose gradient is not finite.
+
+        :raises GradientError: the training diverges, or no robot of any fleet is left.
+        """
+        if self._server_every and self._has_diverged():
+            raise GradientError(f'{robot.name}, {robot.failure}')
+        self._recorder.fault(self.now, robot.name, FAILED, robot.failure)
+        self._report(robot, 'stopped')  # before it leaves: this iteration is not finished
+        robot.leave(self.now)
+        self._act(robot, [])
+        server, life = self.server, robot.machine.incarnation
+        self._over_the_air(robot.name, lambda: self._serve(
+            server.on_leave(robot.name, life, self.now), robot.name))
+        if all(worker.left for worker in self._workers):
+            said = [f'{worker.name}, {worker.failure}' for worker in self._workers]
+            more = f'; and {len(said) - 3} more' if len(said) > 3 else ''
+            raise GradientError('no robot is left, because no gradient is finite: '
+                                f'{"; ".join(said[:3])}{more}')
+
+    def _has_diverged(self) -> bool:
+        norm = float(np.linalg.norm(self.server.master.astype(np.float64)))
+        return not norm <= DIVERGED * (self._norm or math.sqrt(self.server.master.size))
 
     def _report(self, robot: Robot | ChildFleet, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(
@@ -430,8 +476,7 @@ class Simulation:
             if uplink:
                 handle = handler(self.server, message)
                 self._serve(handle(name, message, self.now), name)
-            else:
-                robot = self.robots[name]
+            elif not (robot := self.robots[name]).left:
                 robot.before(message)
                 self._act(robot, handler(robot.machine, message)(message, self.now))
         except StaleMessageError:

@@ -101,6 +101,7 @@ class Recorder:
         self.directory, self.start = directory, start
         self._robots: dict[str, _Robot] = {}
         self._faults: Counter[str] = Counter()
+        self._failed: dict[str, str] = {}  # robots that could not go on, and why
         self.clean = self.before = math.nan
         for event in former:
             self._take_up(event)
@@ -113,7 +114,7 @@ class Recorder:
 
     def _take_up(self, event: events.Event) -> None:
         if isinstance(event, events.Fault):
-            self._faults[event.what] += 1
+            self._count(event.robot, event.what, event.detail)
         elif isinstance(event, events.Evaluation) and event.phase in ('clean', 'before'):
             setattr(self, event.phase, event.metric)
         elif isinstance(event, events.Evaluation):
@@ -185,9 +186,14 @@ class Recorder:
                                    message.energy, life))
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
-        """Record a fault after which the run goes on."""
-        self._faults[what] += 1
+        """Record a fault; the run goes on, but without ``robot`` if ``what`` is ``failed``."""
+        self._count(robot, what, detail)
         self._write(events.Fault(t, robot, what, detail))
+
+    def _count(self, robot: str, what: str, detail: str) -> None:
+        self._faults[what] += 1
+        if what == 'failed':
+            self._failed[robot] = detail
 
     def stop(self, t: float, reason: str, sync: str = '') -> Summary:
         """End the record; return the content of summary.json.
@@ -199,7 +205,8 @@ class Recorder:
             self._write(events.Stop(t, name, reason, robot.iteration))
             robots[name] = robot.summary(self.clean, self.before)
         start = self.start
-        notes = {'reason': reason, **({'faults': dict(self._faults)} if self._faults else {})}
+        notes = {'reason': reason, **({'faults': dict(self._faults)} if self._faults else {}),
+                 **({'failed': dict(self._failed)} if self._failed else {})}
         summary = Summary(sync or start.sync, start.task, start.seed, t, robots, start.fleet,
                           notes, codec=start.codec)
         if self._writer is not None and self.directory is not None:

@@ -7,8 +7,9 @@
     fleet        name of the fleet
     duration_s   duration of the training, s
     robots       robot name -> the fields of RobotSummary
-    notes        further information in free form: reason (why the run ended), and faults (short
-                 name -> number of such events in run.jsonl)
+    notes        further information in free form: reason (why the run ended), faults (short
+                 name -> number of such events in run.jsonl), and failed (name of a robot that
+                 could not go on -> why)
 
 Keys are sorted and nothing depends on the wall clock, so equal outcomes give equal files.
 """

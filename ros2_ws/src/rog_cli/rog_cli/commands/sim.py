@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from fleet_env.settings.fleet_file import child_fleets
+from rog_core.errors import GradientError
 from rog_tasks.errors import TaskFailed
 
 from ..display.progress import progress_bar
@@ -56,6 +57,9 @@ def _run(options: argparse.Namespace) -> int:
         (out / TRACEBACK).write_text(traceback.format_exc())
         print(f'rog: {error}; {out / TRACEBACK} has the traceback', file=sys.stderr)
         return 1
+    except GradientError as error:
+        print(f'rog: {error}; {out} holds the records up to here', file=sys.stderr)
+        return 1
     except BrokenProcessPool:
         print('rog: a process that computes gradients was killed or has ended; is there enough '
               'memory?', file=sys.stderr)
@@ -66,4 +70,4 @@ def _run(options: argparse.Namespace) -> int:
           f'Results in {out}:')
     for path in (out / 'run.jsonl', out / 'summary.json', *draw_run(out)):
         print(path)
-    return 0
+    return 1 if summary.notes.get('failed') else 0

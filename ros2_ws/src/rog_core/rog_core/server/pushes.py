@@ -99,7 +99,8 @@ class Pushes:
             shared.aggregation.take(member, passed, robots)
         elif push.refused == 1:
             shared.refused[member.robot] += 1
-            return [Notice(member.robot, 'push_refused', self.filter.reason)]
+            return [Notice(member.robot, 'push_refused', 'the push of iteration '
+                           f'{rows.transfer.iteration} is refused: {self.filter.reason}')]
         return []
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
