@@ -12,7 +12,7 @@ from fleet_env.emulated.stragglers import Stragglers
 from fleet_env.power.energy import EnergyMeter
 from fleet_env.records.run_recorder import RobotReport
 from fleet_env.settings.fleet import FleetConfig, RobotConfig
-from rog_core.errors import ConfigError, GradientError, RogError
+from rog_core.errors import GradientError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.protocol.messages import Action, Chunk, Compute
 from rog_core.worker.computation import computation_of
@@ -38,9 +38,6 @@ class Robot:
         self.place = 0  # index of this robot's function in `GradientProcesses`
         rank, world = fleet.share(config.name)
         self._pace, self._codec_pace = config.pace / config.capacity, config.codec_pace
-        if self._pace + self._codec_pace <= 0:
-            raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
-                              'training.pace, the seconds that it takes on the robot')
         self._learner = Learner(model, config.name, incarnation, TransferConfig.of(fleet, traffic),
                                 RobotData(task, rank, world), shared=True)
         self.machine, self.store = self._learner.machine, self._learner.store

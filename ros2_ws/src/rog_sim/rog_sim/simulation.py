@@ -62,7 +62,7 @@ FAILED = 'failed'  # name of the fault, and reason of the end, if gradients are 
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
-             server_every: float = 0.0) -> Summary:
+             server_every: float = 0.0, task: Task | None = None) -> Summary:
     """Run the fleet in virtual time for `FleetConfig.minutes`, and return the outcome.
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
@@ -75,11 +75,14 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
         diverges, the run ends, and ``notes`` in the summary says that it diverged. It diverges
         if no robot is left, or if a gradient is not finite and the norm of the fleet's model has
         grown by `DIVERGED`.
+    :param task: the task of the fleet, which nobody else uses; None: load it.
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: no robot is left, and ``server_every`` is 0; the record is complete.
     """
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
+    for one in (fleet, *child_fleets(fleet).values()):
+        _require_pace(one)
     threads, collect = torch.get_num_threads(), gc.get_threshold()
     # One thread always adds numbers in the same order, so equal seeds give equal results. One
     # thread is also fast enough for the small models.
@@ -88,10 +91,18 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     # reference cycles.
     gc.set_threshold(100_000, *collect[1:])
     try:
-        return Simulation(fleet, out, server_every).run(progress or (lambda done: None))
+        simulation = Simulation(fleet, out, server_every, task=task)
+        return simulation.run(progress or (lambda done: None))
     finally:
         torch.set_num_threads(threads)
         gc.set_threshold(*collect)
+
+
+def _require_pace(fleet: FleetConfig) -> None:
+    for robot in fleet.robots:
+        if not robot.fleet and robot.pace + robot.codec_pace <= 0:
+            raise ConfigError(f'{robot.name} of {fleet.name} computes a gradient in 0 s; virtual '
+                              'time needs training.pace, the seconds that it takes on the robot')
 
 
 def _refuse_live(task: Task) -> None:
@@ -135,11 +146,13 @@ class Simulation:
         parent fleet.
     :param model_above: rows and initial weights of the parent fleet. A child fleet uses the
         same weights, so the task prepares (pre-trains) them only once.
+    :param task: the task of the fleet; None: load it.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
                  above: Callable[[float], None] | None = None,
-                 model_above: tuple[RowPartition, np.ndarray] | None = None) -> None:
+                 model_above: tuple[RowPartition, np.ndarray] | None = None,
+                 task: Task | None = None) -> None:
         self._above = above
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
         self._out = out
@@ -147,7 +160,8 @@ class Simulation:
         training = fleet.training
         check_method(fleet, fleet.capacities)
         links = {config.name: link_trace(config.link) for config in fleet.robots}
-        task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
+        task = task or load_task(training.task, training.task_options, fleet.seed,
+                                 training.batch_size)
         _refuse_live(task)
         model, partition = _prepared(fleet, task, model_above)
         self._traffic = traffic_factor(training.traffic, partition)
