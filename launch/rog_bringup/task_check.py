@@ -86,7 +86,7 @@ def _text(found: TaskCheck, rows: int, push: float) -> str:
     frozen = f' ({_count(found.frozen)} frozen)' if found.frozen else ''
     buffers = f', {found.buffers} buffers' if found.buffers else ''
     return (f'{found.model}: {_count(found.parameters)} parameters{frozen} in {rows:,} rows'
-            f'{buffers}, {found.seconds:.2g} s a gradient, {_bytes(push)} a push, '
+            f'{buffers}, {_seconds(found.seconds)} a gradient, {_bytes(push)} a push, '
             f'{_bytes(found.memory)} of memory')
 
 
@@ -106,6 +106,10 @@ def _notes(fleet: FleetConfig, found: TaskCheck) -> list[str]:
 def rounded(seconds: float) -> float:
     """Return a duration with two significant digits."""
     return float(f'{seconds:.1e}')
+
+
+def _seconds(number: float) -> str:
+    return f'{rounded(number):g} s' if number >= 0.1 else f'{rounded(1e3 * number):g} ms'
 
 
 def _count(number: float) -> str:

@@ -21,7 +21,7 @@ from fleet_env.links.channel import Channel
 from fleet_env.records.events import RUN_FILE, Start
 from fleet_env.records.run_recorder import Recorder
 from fleet_env.records.summary import Summary
-from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet import FleetConfig, RobotConfig
 from fleet_env.settings.fleet_file import child_fleets, link_trace
 from rog_core.errors import (
     ConfigError,
@@ -138,6 +138,36 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
     return model.eval(), partition
 
 
+def _worker(config: RobotConfig, fleet: FleetConfig, task: Task, weights: np.ndarray,
+            traffic: float, life: int, below: Simulation | None) -> Robot | ChildFleet:
+    """Return a robot of a fleet, or the child fleet that acts as this robot (``below``)."""
+    if below is not None:
+        return ChildFleet(config.name, below.server, below.robots,
+                          TransferConfig.of(fleet, traffic), life)
+    model = task.model()
+    unflatten(model, weights)
+    return Robot(config, fleet, task, model, traffic, life)
+
+
+def _bytes_on_air(message: Any, traffic: float, header: int) -> float:
+    nbytes = float(HEADER_BYTES)
+    if isinstance(message, Chunk):
+        nbytes += (message.ids.size + message.values.size) * traffic
+    return nbytes + header * math.ceil(nbytes / DATAGRAM)
+
+
+def _has_diverged(master: np.ndarray, start: float) -> bool:
+    """Return whether the norm of a model has grown too far; ``start``: its initial norm."""
+    norm = float(np.linalg.norm(master.astype(np.float64)))
+    return not norm <= DIVERGED * (start or math.sqrt(master.size))
+
+
+def _nobody_left(workers: list[Robot]) -> str:
+    said = [f'{worker.name}, {worker.failure}' for worker in workers]
+    more = f'; and {len(said) - 3} more' if len(said) > 3 else ''
+    return f'no robot is left, because no gradient is finite: {"; ".join(said[:3])}{more}'
+
+
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
@@ -178,8 +208,9 @@ class Simulation:
                                        model_above=(partition, master))
                       for name, below in child_fleets(fleet).items()}
         self.robots: dict[str, Any] = {
-            config.name: self._robot(config, task, master, int(lives[rank + 1]))
-            for rank, config in enumerate(fleet.robots)}
+            config.name: _worker(config, fleet, task, master, self._traffic, int(life),
+                                 self.below.get(config.name))
+            for config, life in zip(fleet.robots, lives[1:], strict=True)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
         self._header = fleet.channel.header
         self._away: set[str] = set()
@@ -194,16 +225,6 @@ class Simulation:
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots),
             codec=training.codec))
         self._recorder.baseline(clean, before)
-
-    def _robot(self, config: Any, task: Task, weights: np.ndarray, life: int
-               ) -> Robot | ChildFleet:
-        if config.name in self.below:
-            below = self.below[config.name]
-            return ChildFleet(config.name, below.server, below.robots,
-                              TransferConfig.of(self.fleet, self._traffic), life)
-        model = task.model()
-        unflatten(model, weights)
-        return Robot(config, self.fleet, task, model, self._traffic, life)
 
     def _worked(self, name: str) -> Callable[[float], None]:
         """Return the function that child fleet ``name`` calls after the actions of its server."""
@@ -245,10 +266,7 @@ class Simulation:
 
     def start(self, processes: GradientProcesses, workers: list[Robot], progress: Progress
               ) -> None:
-        """Start all robots at time 0; they compute in ``processes``.
-
-        :param workers: the robots of this fleet, its parent fleet and its child fleets.
-        """
+        """Start all robots at time 0; ``workers``: those of this fleet and its relatives."""
         self._processes, self._workers = processes, workers
         for robot in self.robots.values():
             self._act(robot, robot.machine.start(0.0))
@@ -413,7 +431,7 @@ class Simulation:
 
         :raises GradientError: the training diverges, or no robot of any fleet is left.
         """
-        if self._server_every and self._has_diverged():
+        if self._server_every and _has_diverged(self.server.master, self._norm):
             raise GradientError(f'{robot.name}, {robot.failure}')
         self._recorder.fault(self.now, robot.name, FAILED, robot.failure)
         self._report(robot, 'stopped')  # before it leaves: this iteration is not finished
@@ -423,14 +441,7 @@ class Simulation:
         self._over_the_air(robot.name, lambda: self._serve(
             server.on_leave(robot.name, life, self.now), robot.name))
         if all(worker.left for worker in self._workers):
-            said = [f'{worker.name}, {worker.failure}' for worker in self._workers]
-            more = f'; and {len(said) - 3} more' if len(said) > 3 else ''
-            raise GradientError('no robot is left, because no gradient is finite: '
-                                f'{"; ".join(said[:3])}{more}')
-
-    def _has_diverged(self) -> bool:
-        norm = float(np.linalg.norm(self.server.master.astype(np.float64)))
-        return not norm <= DIVERGED * (self._norm or math.sqrt(self.server.master.size))
+            raise GradientError(_nobody_left(self._workers))
 
     def _report(self, robot: Robot | ChildFleet, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(
@@ -463,13 +474,11 @@ class Simulation:
         """
         if not self._heard(name):
             return
-        nbytes = float(HEADER_BYTES)
         if isinstance(message, Chunk):
             if id(message) in self._waiting:
                 return
             self._waiting.add(id(message))
-            nbytes += (message.ids.size + message.values.size) * self._traffic
-        nbytes += self._header * math.ceil(nbytes / DATAGRAM)
+        nbytes = _bytes_on_air(message, self._traffic, self._header)
         self.channel.offer(name, uplink, nbytes, message, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
