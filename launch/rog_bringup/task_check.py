@@ -94,10 +94,10 @@ def _notes(fleet: FleetConfig, found: TaskCheck) -> list[str]:
     odd = list(found.odd)
     each = max(found.seconds, fleet.training.pace)
     if fleet.minutes and not math.isnan(found.momentum):
-        batches = len(fleet.robots) * 60 * fleet.minutes / each
+        batches = 60 * fleet.minutes / each  # of one robot: the fleet has the mean of its robots
         share = 1 - (1 - found.momentum) ** batches if found.momentum < 1 else 1.0
         if share < YOUNG:
-            odd.append(f'with a momentum of {found.momentum:g} and at most {batches:.0f} batches, '
+            odd.append(f'with a momentum of {found.momentum:g} and at most {batches:.0f} batches of a robot, '
                        f'{1 - share:.0%} of the statistics of a BatchNorm will still be those of '
                        'the start; a larger momentum is quicker')
     return [f'note: {text}' for text in odd]
