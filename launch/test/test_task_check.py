@@ -59,7 +59,7 @@ def test_the_task_of_the_run_stays_as_it_is():
 
 def test_statistics_that_stay_young_are_a_note():
     note = checked(fleet_of(pace=1.0)).lines[1]
-    assert note.startswith('note: with a momentum of 0.01 and at most 60 batches of a robot, 55% of')
+    assert 'a momentum of 0.01 and at most 60 batches of a robot, 55% of the statistics' in note
     assert len(checked(fleet_of(pace=1.0, minutes=5.0)).lines) == 1
 
 
