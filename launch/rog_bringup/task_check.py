@@ -97,9 +97,9 @@ def _notes(fleet: FleetConfig, found: TaskCheck) -> list[str]:
         batches = 60 * fleet.minutes / each  # of one robot: the fleet has the mean of its robots
         share = 1 - (1 - found.momentum) ** batches if found.momentum < 1 else 1.0
         if share < YOUNG:
-            odd.append(f'with a momentum of {found.momentum:g} and at most {batches:.0f} batches of '
-                       f'a robot, {1 - share:.0%} of the statistics of a BatchNorm will still be those of '
-                       'the start; a larger momentum is quicker')
+            odd.append(f'with a momentum of {found.momentum:g} and at most {batches:.0f} batches '
+                       f'of a robot, {1 - share:.0%} of the statistics of a BatchNorm will still '
+                       'be those of the start; a larger momentum is quicker')
     return [f'note: {text}' for text in odd]
 
 

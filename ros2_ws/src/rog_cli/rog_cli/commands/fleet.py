@@ -139,9 +139,11 @@ def _say_check(fleet: FleetConfig, names: list[str]) -> None:
     """
     from rog_bringup.task_check import checked  # imports PyTorch, which is slow
 
-    here = [robot.name for robot in fleet.robots if robot.name in names and not robot.fleet]
-    if here:
-        print('\n'.join(checked(fleet, robot=here[0]).lines), flush=True)
+    for one in (fleet, *(below for name, below in child_fleets(fleet).items() if name in names)):
+        here = [robot.name for robot in one.robots
+                if not robot.fleet and (one is not fleet or robot.name in names)]
+        if here:
+            print('\n'.join(checked(one, robot=here[0]).lines), flush=True)
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
