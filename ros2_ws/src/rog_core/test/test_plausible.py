@@ -77,11 +77,12 @@ def test_before_there_are_pushes_the_model_itself_is_the_measure():
     assert not admitted(PushFilter(100.0, 0.0, master), 101 * norm)
 
 
-@pytest.mark.parametrize('start, size', [(0.0, FIRST), (1e-6, LEAST)])
+@pytest.mark.parametrize('filled, start, size', [
+    (1.0, 0.0, FIRST), (0.02, 0.01, FIRST), (1.0, 0.01, LEAST), (1.0, 0.3, 0.3)])
 def test_a_model_that_is_zero_or_nearly_zero_takes_honest_first_pushes_and_no_absurd_one(
-        start, size):
+        filled, start, size):
     master = np.zeros(PARTITION.elements, np.float32)
-    master[0] = start
+    master[:int(filled * master.size)] = start
     one = np.sqrt(PARTITION.elements)  # norm of a push that changes each value by 1
     assert admitted(PushFilter(100.0, 0.0, master), 99 * size * one)
     assert not admitted(PushFilter(100.0, 0.0, master), 101 * size * one)

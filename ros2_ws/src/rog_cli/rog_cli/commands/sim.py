@@ -74,7 +74,8 @@ def _run(options: argparse.Namespace) -> int:
         finally:
             _keep_fleets(fleet, out)
     except KeyboardInterrupt:
-        print(f'rog: stopped; {out} holds the records up to here', file=sys.stderr)
+        kept = f'; {out} holds the records up to here' if (out / RUN_FILE).exists() else ''
+        print(f'rog: stopped{kept}', file=sys.stderr)
         return 130
     except TaskFailed as error:
         return say_failure(error, out)

@@ -250,7 +250,8 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     for name, reason in summary.notes.get('failed', {}).items():
-        console.print(f'{name} has left the fleet: {reason}', highlight=False, markup=False)
+        console.print(f'{name} has left the fleet: {reason}', highlight=False, markup=False,
+                      soft_wrap=True)
     if refused := summary.notes.get('faults', {}).get('push_refused'):
         console.print(f'{refused} pushes were refused and changed nothing: their norm exceeded '
                       f'{fleet.server.implausible:g} times the median (server.implausible). Is the '

@@ -14,11 +14,11 @@ tiny pushes of some robots could make the server refuse the normal pushes of oth
 
 Before there are enough pushes, the norm of the model is the measure, or the median if that is
 larger. The largest push is not the measure: it may be the push of the robot whose numbers are
-wrong, and the next one could then be 100 times larger. A model whose values are all zero, such as
-a linear layer that starts at zero, has no norm. For it the measure is the norm that it would have
-if each value was `FIRST`: more than the first steps change a value, even with inputs of 0 to 255
-and high learning rates, and far less than what a gradient of 1e10 does. The values of any other
-model count as at least `LEAST`, because a model may be zero but for a few small values.
+wrong, and the next one could then be 100 times larger. The norm of a model says nothing if its
+values are all zero, or nearly all, such as those of a linear layer that starts at zero. For such a
+model the measure is the norm that it would have if each value was `FIRST`: more than the first
+steps change a value, even with inputs of 0 to 255 and high learning rates, and far less than what a
+gradient of 1e10 does. The values of any other model count as at least `LEAST`.
 
 ``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
 defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019). There
@@ -46,8 +46,9 @@ WINDOW = 64     # the norms of the last WINDOW pushes of each robot are stored
 # with fewer norms than this from all robots, the usual norm is at least the norm of the model
 ENOUGH = 8
 SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
-FIRST = 10.0    # the values of a model count as this size before the first push if all are zero
-LEAST = 0.1     # the values of any other model count as at least this size before the first push
+NEARLY_ZERO = 3e-3  # a model is nearly zero if the root mean square of its values is below this
+FIRST = 10.0    # size as which the values of a model that is nearly zero count at first
+LEAST = 0.1     # least size as which the values of any other model count at first
 UNKNOWN = 1e6   # the usual norm before the first full gradient, which has no learning rate
 # a larger norm is refused even if there is no limit, so that sums in float32 stay finite
 LARGEST = 1e18
@@ -91,7 +92,8 @@ class PushFilter:
         if sum(map(len, norms)) >= ENOUGH:
             return max(median(medians), SMALL * start)
         if kind == Kind.PUSH:
-            start = max(start, (LEAST if start else FIRST) * math.sqrt(len(self._master)))
+            one = math.sqrt(len(self._master))  # norm of a model whose values are all 1
+            start = FIRST * one if start < NEARLY_ZERO * one else max(start, LEAST * one)
         return max([start, median_low(medians)] if medians else [start]) or UNKNOWN
 
     def _plausible(self, kind: Kind) -> float:
