@@ -143,7 +143,8 @@ def _say_check(fleet: FleetConfig, names: list[str]) -> None:
         here = [robot.name for robot in one.robots
                 if not robot.fleet and (one is not fleet or robot.name in names)]
         if here:
-            print('\n'.join(checked(one, robot=here[0]).lines), flush=True)
+            for line in checked(one, robot=here[0]).lines:
+                print(f'{one.name}: ' * (one is not fleet) + line, flush=True)
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:
