@@ -34,6 +34,7 @@ from rog_bringup.arguments import (
     value,
 )
 from rog_bringup.ending import TIMES, Ending
+from rog_bringup.task_check import checked
 
 
 def fleet_launch(default_fleet: str) -> LaunchDescription:
@@ -71,6 +72,9 @@ def _start(context: Any, names: list[str]) -> list[Any]:
     check_task(fleet.training.task, fleet.training.task_options)
     if 'server' in here:  # only the server needs the code of the method
         check_method(fleet, fleet.capacities)
+    robots_here = [r.name for r in fleet.robots if r.name in here]
+    # a machine with only the server may lack the data of the robots
+    found = checked(fleet, robot=robots_here[0]).lines if robots_here else ()
     out = os.path.abspath(value(context, 'out') or os.path.join(
         'runs', f'{fleet.name}-{time.strftime("%Y%m%d-%H%M%S")}'))
     warm_up()  # compile the numba functions here once, not in all processes at the same time
@@ -86,7 +90,8 @@ def _start(context: Any, names: list[str]) -> list[Any]:
         'resume': value(context, 'resume') == 'true'}) if 'server' in here else None
     robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot))
               for robot in fleet.robots if robot.name in here]
-    return [*_misspelt(context, names), *environment(fleet.network), *enforced(context),
+    return [*_misspelt(context, names), *(LogInfo(msg=line) for line in found),
+            *environment(fleet.network), *enforced(context),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]
 
 

@@ -6,6 +6,7 @@ The runs are invented.
 import pytest
 from fleet_env.records.events import Iteration, RunWriter, Start
 from fleet_env.records.summary import Accuracy, RobotSummary, Summary, write_summary
+from fleet_env.settings.fleet_file import read_fleet
 from rog_cli.main import main
 
 ENDS = {'bsp': .6, 'rsp:4': .7}
@@ -68,6 +69,17 @@ def test_compare_resumes(capsys, tmp_path, made_up):
     made_up.clear()
     code, text, _ = compare(capsys, tmp_path / 'out', '--resume')
     assert code == 0 and made_up == [] and '4 of 4 runs' in text
+
+
+def test_without_a_pace_all_runs_have_the_one_that_was_measured_also_when_they_are_resumed(
+        capsys, tmp_path, made_up):
+    pace = ('--set', 'training.pace=0')
+    code, text, _ = compare(capsys, tmp_path, *pace)
+    assert code == 0 and text.count('--set training.pace=') == 1
+    paces = {read_fleet(path).training.pace for path in tmp_path.glob('*/seed*/fleet.yaml')}
+    assert len(paces) == 1 and min(paces) > 0
+    code, text, _ = compare(capsys, tmp_path, *pace, '--resume')
+    assert code == 0 and f'--set training.pace={min(paces):g}' in text and len(made_up) == 4
 
 
 def test_compare_that_is_interrupted_says_how_to_go_on(capsys, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from fleet_env.links.trace import read_trace
 from fleet_env.records.events import read_run
 from fleet_env.records.summary import read_summary
+from fleet_env.settings.fleet_file import read_fleet
 from fleet_testing import LIMIT
 from rog_cli.commands.fleet_options import add_fleet_options, chosen_fleet
 from rog_cli.main import main
@@ -51,6 +52,28 @@ class Mistaken(Line):
 
     def loss(self, model, batch):
         return torch.nn.functional.mse_loss(model(batch), 'nothing')
+
+
+class Apart(Line):
+    """Its loss has lost the model."""
+
+    def loss(self, model, batch):
+        return model(batch).square().mean().detach()
+
+
+class NotANumber(Line):
+    """Divides zero by zero."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float('nan')
+
+
+class WrongOnOne(Line):
+    """The second robot has NaN in its third batch."""
+
+    def batches(self, rank, world):
+        for count, batch in enumerate(super().batches(rank, world)):
+            yield batch * float('nan') if (rank, count) == (1, 2) else batch
 
 
 class Unmeasured(Line):
@@ -232,7 +255,6 @@ def test_a_published_models_traffic_takes_longer(capsys, mine, tmp_path):
     (['--seed', '-1'], ['seed', 'at least 0']),
     (['--traffic', 'resnet'], ["'resnet'", 'convmlp-m']),
     (['--trace', 'nowhere.txt'], ['nowhere.txt', 'indoor']),
-    (['--set', 'training.pace=0'], ['robot1', 'training.pace, the seconds']),
     (['--set', 'training.task=a_line:Curve'], ["'Curve'"]),
 ])
 def test_a_bad_choice_is_refused_before_anything_is_written(capsys, mine, tmp_path, arguments,
@@ -243,7 +265,8 @@ def test_a_bad_choice_is_refused_before_anything_is_written(capsys, mine, tmp_pa
 def refused(capsys, mine, tmp_path, arguments, says):
     out = tmp_path / 'out'
     code, text, error = sim(capsys, mine, '--out', str(out), *arguments)
-    assert (code, text) == (2, '')
+    said = '(mine, .*: loading the task a_line:.*\n(Linear: .*\n)?)?'
+    assert code == 2 and re.fullmatch(said, text)
     assert error.startswith('rog: ') and error.count('\n') == 1
     for part in says:
         assert part in error
@@ -304,9 +327,47 @@ def test_who_reads_only_the_beginning_is_told_nothing_more(mine, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (141, b'', b'')
 
 
-def test_a_fleet_file_without_a_pace_is_refused_with_what_to_do(capsys, mine, tmp_path):
+def test_a_fleet_file_without_a_pace_takes_that_of_this_machine_and_can_be_repeated(
+        capsys, mine, tmp_path):
     mine.write_text(FLEET.replace('pace: 0.4, ', ''))
-    refused(capsys, mine, tmp_path, [], ['robot1', 'training.pace'])
+    # the pace depends on the machine, so keep the run short
+    short = ['--minutes', '0.002', '--out']
+    code, text, _ = sim(capsys, mine, *short, str(tmp_path / 'first'))
+    said = re.search(r'to repeat the run: --set training\.pace=(\S+)\n', text)
+    assert code == 0 and said, text
+    pace = read_fleet(tmp_path / 'first/fleet.yaml').training.pace
+    assert pace == float(said[1]) > 0 and pace == float(f'{pace:.1e}')
+    for fleet, name, more in ((mine, 'set', ['--set', f'training.pace={said[1]}']),
+                              (tmp_path / 'first/fleet.yaml', 'file', [])):
+        code, text, _ = sim(capsys, fleet, *more, *short, str(tmp_path / name))
+        assert code == 0 and 'training.pace' not in text
+        for file in ('run.jsonl', 'summary.json'):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / 'first' / file).read_bytes()
+
+
+def test_it_says_what_the_task_takes_before_the_run(capsys, mine, tmp_path):
+    _, text, _ = sim(capsys, mine, '--minutes', '0.05', '--out', str(tmp_path / 'out'))
+    first, second = text.splitlines()[:2]
+    assert first.endswith(': loading the task a_line:Line')
+    assert re.fullmatch(r'Linear: 1\.2 k parameters in 21 rows, \S+ m?s a gradient, '
+                        r'4\.9 kB a push, \S+ kB of memory', second), second
+
+
+@pytest.mark.parametrize(('task', 'says'), [
+    ('Apart', 'does not depend on a parameter'),
+    ('NotANumber', 'the loss of the first batch is nan')])
+def test_a_task_that_cannot_be_trained_is_refused_before_the_run(capsys, mine, tmp_path, task,
+                                                                 says):
+    refused(capsys, mine, tmp_path, ['--set', f'training.task=a_line:{task}'], [says])
+
+
+def test_a_robot_whose_numbers_are_wrong_is_named_and_the_exit_code_says_so(
+        capsys, mine, tmp_path):
+    code, text, error = sim(capsys, mine, '--out', str(tmp_path / 'out'), '--set',
+                            'training.task=a_line:WrongOnOne')
+    assert (code, error) == (1, '')
+    assert 'robot2 has left the fleet: iteration 3: the gradient holds NaN' in text
+    assert read_summary(tmp_path / 'out').robots['robot1'].iterations > 10
 
 
 def test_a_directory_with_a_run_in_it_is_left_alone(capsys, mine, tmp_path):
@@ -331,12 +392,13 @@ def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path)
             env={**os.environ, 'PYTHONPATH': path},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)) as process:
         try:
-            first = process.stdout.readline()
+            while (line := process.stdout.readline()) not in ('under way\n', ''):
+                pass
             process.send_signal(signal.SIGINT)
             _, error = process.communicate(timeout=LIMIT)
         finally:
             process.kill()
-    assert first == 'under way\n'
+    assert line == 'under way\n'
     assert process.returncode == 130
     assert error == f'rog: stopped; {out} holds the records up to here\n'
     assert {event.robot for event in read_run(out)} >= {'robot1', 'robot2'}

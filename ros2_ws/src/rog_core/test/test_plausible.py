@@ -8,7 +8,7 @@ from fleet_testing import mostly_long
 from rog_core.codecs import encode_ids, get_codec
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Chunk, End, Kind, TransferId
-from rog_core.server.push_filter import ENOUGH, LARGEST, UNKNOWN, PushFilter
+from rog_core.server.push_filter import ENOUGH, FIRST, LARGEST, LEAST, UNKNOWN, PushFilter
 from rog_core.transfer.receiver import Receiver, Rows
 from schedules import SYNCS, check_end
 
@@ -75,8 +75,33 @@ def test_before_there_are_pushes_the_model_itself_is_the_measure():
     norm = float(np.linalg.norm(master))
     assert admitted(PushFilter(100.0, 0.0, master), 99 * norm)
     assert not admitted(PushFilter(100.0, 0.0, master), 101 * norm)
-    zeros = np.zeros_like(master)
-    assert not admitted(PushFilter(100.0, 0.0, zeros), 101 * UNKNOWN)
+
+
+@pytest.mark.parametrize('filled, start, size', [
+    (1.0, 0.0, FIRST), (0.02, 0.01, FIRST), (1.0, 0.01, LEAST), (1.0, 0.3, 0.3)])
+def test_a_model_that_is_zero_or_nearly_zero_takes_honest_first_pushes_and_no_absurd_one(
+        filled, start, size):
+    master = np.zeros(PARTITION.elements, np.float32)
+    master[:int(filled * master.size)] = start
+    one = np.sqrt(PARTITION.elements)  # norm of a push that changes each value by 1
+    assert admitted(PushFilter(100.0, 0.0, master), 99 * size * one)
+    assert not admitted(PushFilter(100.0, 0.0, master), 101 * size * one)
+
+
+def test_the_first_full_gradient_may_be_large_since_it_has_no_learning_rate():
+    zeros = np.zeros(PARTITION.elements, np.float32)
+    for norm, taken in ((99 * UNKNOWN, True), (101 * UNKNOWN, False)):
+        assert (PushFilter(100.0, 0.0, zeros).passed(*push(norm ** 2, Kind.ANCHOR), 1)
+                is not None) == taken
+
+
+def test_a_large_first_push_of_one_robot_does_not_open_the_way_for_larger_ones():
+    guard = PushFilter(100.0, 0.0, np.full(PARTITION.elements, 0.1, np.float32))
+    norm = guard.usual(Kind.PUSH)
+    assert admitted(guard, 90 * norm, 'liar')  # no push yet says that this is much
+    for _ in range(2):
+        assert admitted(guard, 0.1 * norm) and admitted(guard, 0.1 * norm, 'another')
+        assert not admitted(guard, 110 * norm, 'liar')
 
 
 def test_without_a_limit_only_what_float32_cannot_add_up_is_refused():

@@ -30,6 +30,7 @@ class ChildFleet:
     """
 
     silent_until = 0.0  # seconds; a child fleet never drops out
+    left = False        # a child fleet never leaves
 
     def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | ChildFleet],
                  config: TransferConfig, incarnation: int) -> None:

@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from rog_tasks.apart import garbage_kept, keep_parents_objects
 
 from .interrupts import interrupts_blocked
 
@@ -82,7 +83,7 @@ class _Process:
         self._process = context.Process(target=_serve, args=(work, theirs, self._pipe))
         # SIGINT stays blocked in the forked process. So Ctrl+C does not end this process; the
         # parent process ends it.
-        with interrupts_blocked():
+        with interrupts_blocked(), garbage_kept():
             self._process.start()
         theirs.close()
         self._readable = select.poll()
@@ -168,6 +169,7 @@ def _serve(work: Work, pipe: Connection, others: Connection) -> None:
 
     This function runs in a forked process.
     """
+    keep_parents_objects()
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     others.close()  # this copy of the parent's side would keep the pipe open after the parent exits

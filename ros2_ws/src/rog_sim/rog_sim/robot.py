@@ -12,7 +12,7 @@ from fleet_env.emulated.stragglers import Stragglers
 from fleet_env.power.energy import EnergyMeter
 from fleet_env.records.run_recorder import RobotReport
 from fleet_env.settings.fleet import FleetConfig, RobotConfig
-from rog_core.errors import ConfigError, RogError
+from rog_core.errors import GradientError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.protocol.messages import Action, Chunk, Compute
 from rog_core.worker.computation import computation_of
@@ -38,9 +38,6 @@ class Robot:
         self.place = 0  # index of this robot's function in `GradientProcesses`
         rank, world = fleet.share(config.name)
         self._pace, self._codec_pace = config.pace / config.capacity, config.codec_pace
-        if self._pace + self._codec_pace <= 0:
-            raise ConfigError(f'{config.name} computes a gradient in 0 s; virtual time needs '
-                              'training.pace, the seconds that it takes on the robot')
         self._learner = Learner(model, config.name, incarnation, TransferConfig.of(fleet, traffic),
                                 RobotData(task, rank, world), shared=True)
         self.machine, self.store = self._learner.machine, self._learner.store
@@ -54,7 +51,11 @@ class Robot:
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Result | None = None
+        # why this robot cannot go on: the last computed gradient is not finite; empty: it is
+        self.failure = ''
+        self.left = False  # whether the robot has left the fleet because of `failure`
         self._sent_anchor: Any = None  # the SVRG anchor that was last sent to the robot's process
+        self._iteration = 0   # iteration of the last gradient that was ordered
         self._evaluating = 0  # iteration whose model is being evaluated; 0 if no evaluation runs
 
     def start(self, processes: GradientProcesses, order: Compute, evaluate: bool) -> None:
@@ -62,6 +63,7 @@ class Robot:
         self._evaluating = self.machine.finished if evaluate else 0
         anchor = self.store.anchor
         new, self._sent_anchor = (() if anchor is self._sent_anchor else (anchor,)), anchor
+        self._iteration = order.iteration
         self._job = processes.submit(self.place, order, new, bool(self._evaluating),
                                      self._is_grown)
 
@@ -79,11 +81,16 @@ class Robot:
     def finish(self) -> None:
         """Wait for the running gradient computation, and store its results.
 
-        The model must not change until the computation ends.
+        The model must not change until the computation ends. If the gradient is not finite, store
+        the reason in `failure`.
         """
         if self._job is not None:
             job, self._job = self._job, None
-            self.loss, accuracy, self.machine.switched = job()
+            try:
+                self.loss, accuracy, self.machine.switched = job()
+            except GradientError as error:
+                self.failure = f'iteration {self._iteration}: {error}'
+                return
             if any(k >= len(self.store.partition.parameters) for k in self.machine.switched) \
                     and not self._learner.flat.grown:
                 self._learner.flat.grow(copy=False)  # the process has stored the values
@@ -95,6 +102,11 @@ class Robot:
         if len(master) > len(self.store.weights):
             self.machine.grow()
         self.store.weights[:] = master
+
+    def leave(self, now: float) -> None:
+        """Leave the fleet, as the node of a robot does when its gradient is not finite."""
+        self.left = True
+        self.machine.leave(now)
 
     def before(self, message: Any) -> None:
         """Wait for the running gradient computation if ``message`` changes the model."""
@@ -143,8 +155,13 @@ class Robot:
         return loss, accuracy, flat.switched
 
     def computed(self, now: float) -> list[Action]:
-        """Pass the computed gradient to the robot's state machine; return the machine's actions."""
+        """Pass the computed gradient to the robot's state machine; return the machine's actions.
+
+        If the gradient is not finite, do not pass it on, and return no actions; see `failure`.
+        """
         self.finish()
+        if self.failure:
+            return []
         return self.machine.on_gradient(self._source.result, self._sgd, now)
 
     def evaluation_due(self, now: float) -> bool:

@@ -21,7 +21,7 @@ from fleet_env.links.channel import Channel
 from fleet_env.records.events import RUN_FILE, Start
 from fleet_env.records.run_recorder import Recorder
 from fleet_env.records.summary import Summary
-from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet import FleetConfig, RobotConfig
 from fleet_env.settings.fleet_file import child_fleets, link_trace, write_run_fleet
 from rog_core.errors import (
     ConfigError,
@@ -58,25 +58,36 @@ from .traffic import traffic_factor
 
 Progress = Callable[[float], None]
 DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message is divided
+DIVERGED = 1000.0  # a model whose norm has grown by this factor has diverged
+FAILED = 'failed'  # name of the fault, and reason of the end, if gradients are not finite
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
-             server_every: float = 0.0, keep_model: bool = False) -> Summary:
+             server_every: float = 0.0, keep_model: bool = False, task: Task | None = None
+             ) -> Summary:
     """Run the fleet in virtual time for `FleetConfig.minutes`, and return the outcome.
+
+    A robot whose gradient holds NaN or infinite values leaves the fleet, as its node does: the
+    record has a fault ``failed`` with the iteration and the reason, and the others go on.
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
     :param server_every: seconds between evaluations of the server's model; 0: evaluate the
         robots' models instead. If the server's model is evaluated and the training
-        diverges, the run ends, and ``notes`` in the summary says that it diverged.
+        diverges, the run ends, and ``notes`` in the summary says that it diverged. It diverges
+        if no robot is left, or if a gradient is not finite and the norm of the fleet's model has
+        grown by `DIVERGED`.
     :param keep_model: whether to give the server's final model to the robots, as at the end of a
         real run, to evaluate it, and to write it and the settings of the run into ``out``, too.
+    :param task: the task of the fleet, which nobody else uses; None: load it.
     :raises ConfigError: virtual time cannot run this fleet file.
-    :raises GradientError: the training diverges, and ``server_every`` is 0.
+    :raises GradientError: no robot is left, and ``server_every`` is 0; the record is complete.
     :raises VersionError: the model cannot be written; the record and the summary are written.
     """
     if out is not None and (out / RUN_FILE).exists():
         raise ConfigError(f'{out} already holds a run; choose another directory')
+    for one in (fleet, *child_fleets(fleet).values()):
+        _require_pace(one)
     threads, collect = torch.get_num_threads(), gc.get_threshold()
     # One thread always adds numbers in the same order, so equal seeds give equal results. One
     # thread is also fast enough for the small models.
@@ -85,7 +96,7 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     # reference cycles.
     gc.set_threshold(100_000, *collect[1:])
     try:
-        simulation = Simulation(fleet, out, server_every, keep_model=keep_model)
+        simulation = Simulation(fleet, out, server_every, keep_model=keep_model, task=task)
         if out is not None and keep_model:
             write_run_fleet(fleet, out)
             for name, below in simulation.below.items():
@@ -94,6 +105,13 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     finally:
         torch.set_num_threads(threads)
         gc.set_threshold(*collect)
+
+
+def _require_pace(fleet: FleetConfig) -> None:
+    for robot in fleet.robots:
+        if not robot.fleet and robot.pace + robot.codec_pace <= 0:
+            raise ConfigError(f'{robot.name} of {fleet.name} computes a gradient in 0 s; virtual '
+                              'time needs training.pace, the seconds that it takes on the robot')
 
 
 def _refuse_live(task: Task) -> None:
@@ -129,6 +147,36 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
     return model.eval(), partition
 
 
+def _worker(config: RobotConfig, fleet: FleetConfig, task: Task, weights: np.ndarray,
+            traffic: float, life: int, below: Simulation | None) -> Robot | ChildFleet:
+    """Return a robot of a fleet, or the child fleet that acts as this robot (``below``)."""
+    if below is not None:
+        return ChildFleet(config.name, below.server, below.robots,
+                          TransferConfig.of(fleet, traffic), life)
+    model = task.model()
+    unflatten(model, weights)
+    return Robot(config, fleet, task, model, traffic, life)
+
+
+def _bytes_on_air(message: Any, traffic: float, header: int) -> float:
+    nbytes = float(HEADER_BYTES)
+    if isinstance(message, Chunk):
+        nbytes += (message.ids.size + message.values.size) * traffic
+    return nbytes + header * math.ceil(nbytes / DATAGRAM)
+
+
+def _has_diverged(master: np.ndarray, start: float) -> bool:
+    """Return whether the norm of a model has grown too far; ``start``: its initial norm."""
+    norm = float(np.linalg.norm(master.astype(np.float64)))
+    return not norm <= DIVERGED * (start or math.sqrt(master.size))
+
+
+def _nobody_left(workers: list[Robot]) -> str:
+    said = [f'{worker.name}, {worker.failure}' for worker in workers]
+    more = f'; and {len(said) - 3} more' if len(said) > 3 else ''
+    return f'no robot is left, because no gradient is finite: {"; ".join(said[:3])}{more}'
+
+
 class Simulation:
     """One run of a fleet in virtual time, with its child fleets.
 
@@ -137,12 +185,13 @@ class Simulation:
         parent fleet.
     :param model_above: rows and initial weights of the parent fleet. A child fleet uses the
         same weights, so the task prepares (pre-trains) them only once.
+    :param task: the task of the fleet; None: load it.
     """
 
     def __init__(self, fleet: FleetConfig, out: Path | None = None, server_every: float = 0.0,
                  above: Callable[[float], None] | None = None,
                  model_above: tuple[RowPartition, np.ndarray] | None = None,
-                 keep_model: bool = False) -> None:
+                 keep_model: bool = False, task: Task | None = None) -> None:
         self._above = above
         self.fleet, self.now, self.end = fleet, 0.0, 60 * fleet.minutes
         self._out, self._keep_model = out, keep_model and out is not None
@@ -150,7 +199,8 @@ class Simulation:
         training = fleet.training
         check_method(fleet, fleet.capacities)
         links = {config.name: link_trace(config.link) for config in fleet.robots}
-        task = load_task(training.task, training.task_options, fleet.seed, training.batch_size)
+        task = task or load_task(training.task, training.task_options, fleet.seed,
+                                 training.batch_size)
         _refuse_live(task)
         model, partition = _prepared(fleet, task, model_above)
         self._traffic = traffic_factor(training.traffic, partition)
@@ -159,6 +209,7 @@ class Simulation:
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
         self._task, self._model = task, model  # for the evaluation of the server's model
         master = flatten(model)
+        self._norm = float(np.linalg.norm(master))  # norm of the initial model
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic), frozen_values(model))
@@ -166,8 +217,9 @@ class Simulation:
                                        model_above=(partition, master), keep_model=keep_model)
                       for name, below in child_fleets(fleet).items()}
         self.robots: dict[str, Any] = {
-            config.name: self._robot(config, task, master, int(lives[rank + 1]))
-            for rank, config in enumerate(fleet.robots)}
+            config.name: _worker(config, fleet, task, master, self._traffic, int(life),
+                                 self.below.get(config.name))
+            for config, life in zip(fleet.robots, lives[1:], strict=True)}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
         self._header = fleet.channel.header
         self._away: set[str] = set()
@@ -177,20 +229,11 @@ class Simulation:
         self._waiting: set[int] = set()  # `id` of each chunk that waits for the channel
         self._events = EventQueue()
         self._processes: GradientProcesses  # these processes compute the gradients of the robots
+        self._workers: list[Robot] = []  # the robots of all fleets of this run
         self._recorder = Recorder(out, Start(
             0.0, '', training.task, training.sync, fleet.seed, fleet.name, list(self.robots),
             codec=training.codec))
         self._recorder.baseline(clean, before)
-
-    def _robot(self, config: Any, task: Task, weights: np.ndarray, life: int
-               ) -> Robot | ChildFleet:
-        if config.name in self.below:
-            below = self.below[config.name]
-            return ChildFleet(config.name, below.server, below.robots,
-                              TransferConfig.of(self.fleet, self._traffic), life)
-        model = task.model()
-        unflatten(model, weights)
-        return Robot(config, self.fleet, task, model, self._traffic, life)
 
     def _worked(self, name: str) -> Callable[[float], None]:
         """Return the function that child fleet ``name`` calls after the actions of its server."""
@@ -210,7 +253,7 @@ class Simulation:
             robot.place = place
         with GradientProcesses([robot.work for robot in workers]) as processes:
             for fleet in fleets:
-                fleet.start(processes, progress if fleet is self else lambda done: None)
+                fleet.start(processes, workers, progress if fleet is self else lambda done: None)
             try:
                 self._loop(fleets)
             except KeyboardInterrupt:
@@ -218,9 +261,10 @@ class Simulation:
                 self._finish(progress, 'interrupted')
                 raise
             except GradientError:
+                self.end = max(fleet.now for fleet in fleets)
                 if not self._server_every:
+                    self._finish(progress, FAILED)
                     raise
-                self.end = self.now
                 return self._finish(progress, 'diverged')
             return self._finish(progress, 'finished')
 
@@ -229,9 +273,10 @@ class Simulation:
         """Return the robots of this fleet that are not child fleets."""
         return [robot for robot in self.robots.values() if isinstance(robot, Robot)]
 
-    def start(self, processes: GradientProcesses, progress: Progress) -> None:
-        """Start all robots at time 0; they compute in ``processes``."""
-        self._processes = processes
+    def start(self, processes: GradientProcesses, workers: list[Robot], progress: Progress
+              ) -> None:
+        """Start all robots at time 0; ``workers``: those of this fleet and its relatives."""
+        self._processes, self._workers = processes, workers
         for robot in self.robots.values():
             self._act(robot, robot.machine.start(0.0))
         self._at(self.fleet.heartbeat.period, lambda: self._heartbeat(progress))
@@ -271,6 +316,8 @@ class Simulation:
             below._finish(lambda done: None, reason)
         self.now = self.end
         for robot in self.real_robots:
+            if robot.left:
+                continue
             if reason != 'diverged':
                 robot.finish()
             robot.settle(self.now)
@@ -314,7 +361,8 @@ class Simulation:
         """Write the outputs of the final models for figures, if the task makes any."""
         unflatten(self._model, self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
-            robot.name: robot.portrait(self._processes) for robot in self.real_robots}}
+            robot.name: robot.portrait(self._processes) for robot in self.real_robots
+            if not robot.left}}
         write_model_outputs(out, shown)
 
     def _measure_server(self) -> None:
@@ -330,7 +378,7 @@ class Simulation:
         """Deliver the heartbeats of the server and of all robots with a link."""
         server = self.server
         for name, robot in self.robots.items():
-            if self._heard(name):
+            if self._heard(name) and not robot.left:
                 machine = robot.machine
                 if name in self._unheard and not self._patient:
                     self._act(robot, machine.on_contact(self.now))
@@ -343,7 +391,8 @@ class Simulation:
             # The deadlines from `server.patience` depend on which robots wait now, so let the
             # server compute them again.
             self._server_time()
-        away = {m.robot for m in server.members.values() if m.state == 'away'}
+        away = {m.robot for m in server.members.values()
+                if m.state == 'away' and not self.robots[m.robot].left}
         for name in sorted(away ^ self._away):
             what = 'peer_lost' if name in away else 'rejoined'
             self._recorder.fault(self.now, name, what, 'its link is dead' if name in away else '')
@@ -402,7 +451,28 @@ class Simulation:
         self._at(robot.compute_time(order, self.now), lambda: self._computed(robot))
 
     def _computed(self, robot: Robot) -> None:
-        self._act(robot, robot.computed(self.now))
+        actions = robot.computed(self.now)
+        if robot.failure:
+            self._lose(robot)
+        else:
+            self._act(robot, actions)
+
+    def _lose(self, robot: Robot) -> None:
+        """Let a robot leave whose gradient is not finite.
+
+        :raises GradientError: the training diverges, or no robot of any fleet is left.
+        """
+        if self._server_every and _has_diverged(self.server.master, self._norm):
+            raise GradientError(f'{robot.name}, {robot.failure}')
+        self._recorder.fault(self.now, robot.name, FAILED, robot.failure)
+        self._report(robot, 'stopped')  # before it leaves: this iteration is not finished
+        robot.leave(self.now)
+        self._act(robot, [])
+        server, life = self.server, robot.machine.incarnation
+        self._over_the_air(robot.name, lambda: self._serve(
+            server.on_leave(robot.name, life, self.now), robot.name))
+        if all(worker.left for worker in self._workers):
+            raise GradientError(_nobody_left(self._workers))
 
     def _report(self, robot: Robot | ChildFleet, state: str = '') -> None:
         self._recorder.status(self.now, robot.report(
@@ -435,13 +505,11 @@ class Simulation:
         """
         if not self._heard(name):
             return
-        nbytes = float(HEADER_BYTES)
         if isinstance(message, Chunk):
             if id(message) in self._waiting:
                 return
             self._waiting.add(id(message))
-            nbytes += (message.ids.size + message.values.size) * self._traffic
-        nbytes += self._header * math.ceil(nbytes / DATAGRAM)
+        nbytes = _bytes_on_air(message, self._traffic, self._header)
         self.channel.offer(name, uplink, nbytes, message, self.now)
 
     def _over_the_air(self, name: str, deliver: Callable[[], None]) -> None:
@@ -462,8 +530,7 @@ class Simulation:
             if uplink:
                 handle = handler(self.server, message)
                 self._serve(handle(name, message, self.now), name)
-            else:
-                robot = self.robots[name]
+            elif not (robot := self.robots[name]).left:
                 robot.before(message)
                 self._act(robot, handler(robot.machine, message)(message, self.now))
         except StaleMessageError:

@@ -17,7 +17,7 @@ from fleet_env.settings.power_model import PowerModel
 from fleet_testing import LIMIT, examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_core.errors import ConfigError
+from rog_core.errors import ConfigError, GradientError
 from rog_sim.simulation import Simulation, simulate
 from rog_tasks.errors import TaskError
 from virtual_fleet import GOOD_LINK, METHODS, fleet_of
@@ -218,6 +218,67 @@ def test_refused_pushes_are_recorded_and_counted(tmp_path, task, refused):
     assert bool(faults) == refused
     assert all(e.what == 'push_refused' and '100 times the usual' in e.detail for e in faults)
     assert summary.notes.get('faults', {}) == ({'push_refused': len(faults)} if refused else {})
+
+
+def wrong_numbers(folder, robots, sync='rsp:4', minutes=0.3, **options):
+    # the robot whose numbers are wrong is the fastest: nobody has pushed before it
+    return fleet_of(folder, sync, minutes, (GOOD_LINK,) * robots, (0.5, 0.8, 1.1, 1.1)[:robots],
+                    task='virtual_fleet:WrongNumbers', task_options=options, traffic='')
+
+
+@pytest.mark.parametrize('sync', mostly_long(
+    ['rsp:4', 'bsp', 'rsp:auto+pipeline+sparse', 'rsp:4+local=4', 'gsgm'], 'rsp:4'))
+@pytest.mark.parametrize('factor', ['nan', 'inf'])
+def test_a_robot_whose_gradient_is_not_finite_is_named_and_leaves_and_the_others_go_on(
+        tmp_path, sync, factor):
+    summary = simulate(wrong_numbers(tmp_path, 3, sync, factor=factor, first=6), tmp_path / 'out')
+    (fault,) = (e for e in read_run(tmp_path / 'out') if isinstance(e, Fault))
+    batch = 2 if 'local' in sync else 6
+    assert (fault.robot, fault.what) == ('robot1', 'failed')
+    assert fault.detail.startswith(f'iteration {batch}: the gradient holds NaN or infinite values')
+    assert summary.notes == {'reason': 'finished', 'faults': {'failed': 1},
+                             'failed': {'robot1': fault.detail}}
+    done = {name: robot.iterations for name, robot in summary.robots.items()}
+    assert done['robot1'] == batch - 1 and min(done['robot2'], done['robot3']) > batch
+    after = {name: robot.accuracy.after for name, robot in summary.robots.items()}
+    assert min(after['robot2'], after['robot3']) > summary.robots['robot2'].accuracy.before
+    assert read_summary(tmp_path / 'out').notes == summary.notes
+
+
+def test_if_no_robot_is_left_the_run_ends_with_all_names_and_complete_records(tmp_path):
+    out = tmp_path / 'out'
+    with pytest.raises(GradientError, match='no robot is left.*robot1, .*robot2, iteration 3'):
+        simulate(wrong_numbers(tmp_path, 2, factor='nan', bad=2, first=3), out)
+    summary = read_summary(out)
+    assert summary.notes['reason'] == 'failed' and set(summary.notes['failed']) == {
+        'robot1', 'robot2'}
+    assert summary.duration_s < 18 and max(e.t for e in read_run(out)) == summary.duration_s
+
+
+def test_one_robots_numbers_are_not_the_divergence_of_a_fleet_whose_server_is_measured(tmp_path):
+    summary = simulate(wrong_numbers(tmp_path, 2, factor='nan', first=3), server_every=2.0)
+    assert summary.notes['reason'] == 'finished' and set(summary.notes['failed']) == {'robot1'}
+    summary = simulate(wrong_numbers(tmp_path, 2, factor='nan', bad=2), server_every=2.0)
+    assert summary.notes['reason'] == 'diverged' and summary.duration_s < 2
+
+
+@pytest.mark.parametrize('robots', [1, 2, 4])
+@pytest.mark.parametrize('zero', [False, True])
+@pytest.mark.parametrize(('sync', 'factor'), mostly_long(
+    [(sync, factor) for sync in ('rsp:4', 'bsp', 'diloco:4', 'gsgm', 'rsp:20+pipeline+sparse')
+     for factor in (1e10, 1e20, 1e30)], ('rsp:4', 1e10), ('diloco:4', 1e30)))
+def test_absurd_gradients_never_reach_the_model_even_as_the_first_push_of_all(
+        tmp_path, sync, factor, robots, zero):
+    simulation = Simulation(wrong_numbers(tmp_path, robots, sync, 0.1, factor=factor, zero=zero))
+    start = np.abs(simulation.server.master).max()
+    try:
+        summary = run_silently(simulation)
+    except GradientError:  # local steps with this gradient end in NaN; no robot was left
+        assert robots == 1
+    else:
+        refused = simulation.server.refused
+        assert set(refused) | set(summary.notes.get('failed', {})) == {'robot1'}
+    assert np.abs(simulation.server.master).max() <= start + 1
 
 
 # -- links that die for minutes

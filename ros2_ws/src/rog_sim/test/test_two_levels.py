@@ -18,12 +18,13 @@ from virtual_fleet import fleet_of
 WAN = LinkConfig(trace='', rate=20.0, latency=0.04)
 
 
-def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=1.0):
+def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=1.0,
+               **training):
     """Write the files of two child fleets and their parent fleet; return the parent fleet.
 
     Each child fleet has three robots.
     """
-    fleet = fleet_of(folder, below, minutes)
+    fleet = fleet_of(folder, below, minutes, **training)
     for rank, name in enumerate(names):
         upstream = UpstreamConfig(robot=name, rank=3 * rank, world=6)
         text = dump_fleet(changed(fleet, name=name, upstream=upstream))
@@ -50,6 +51,15 @@ def test_fleets_learn_below_a_server_and_all_are_recorded(tmp_path, above):
         assert robot.accuracy.after > summary.robots[name].accuracy.before
     events = Counter(e.robot for e in read_run(tmp_path / 'out') if isinstance(e, Iteration))
     assert events == {name: robot.iterations for name, robot in summary.robots.items()}
+
+
+def test_a_robot_of_a_child_fleet_whose_numbers_are_wrong_leaves_that_fleet_alone(tmp_path):
+    options = {'factor': 'nan', 'first': 4}
+    fleet = two_levels(tmp_path, task='virtual_fleet:WrongNumbers', task_options=options)
+    summary = simulate(fleet, tmp_path / 'out')
+    assert 'failed' not in summary.notes and set(summary.robots) == {'blue', 'red'}
+    notes = {name: read_summary(tmp_path / 'out' / name).notes for name in summary.robots}
+    assert set(notes['blue']['failed']) == {'robot1'} and 'failed' not in notes['red']
 
 
 def test_the_same_seed_gives_the_same_summary(tmp_path):

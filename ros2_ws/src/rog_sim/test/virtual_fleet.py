@@ -41,6 +41,32 @@ class Linear:
         return 1 / (1 + float(self.loss(model, (self._inputs, self._outputs)).detach()))
 
 
+class WrongNumbers(Linear):
+    """Multiplies the loss of the robots below rank ``bad`` by ``factor``, from batch ``first`` on.
+
+    ``zero``: whether all weights are zero at the start.
+    """
+
+    def __init__(self, factor, bad=1, first=1, zero=False, seed=0):
+        super().__init__(seed)
+        self._factor, self._bad, self._first, self._zero = factor, bad, first, zero
+
+    def model(self):
+        model = super().model()
+        if self._zero:
+            for parameter in model.parameters():
+                torch.nn.init.zeros_(parameter)
+        return model
+
+    def batches(self, rank, world):
+        for count, (inputs, outputs) in enumerate(super().batches(rank, world), start=1):
+            wrong = rank < self._bad and count >= self._first
+            yield inputs, outputs, float(self._factor) if wrong else 1.0
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[1]).square().mean() * (batch[2] if len(batch) > 2 else 1.0)
+
+
 def fleet_of(folder, sync='rsp:4', minutes=1.0, links=(GOOD_LINK,) * 3, paces=(0.5, 0.8, 1.1),
              seed=3, task='virtual_fleet:Linear', **training):
     """Return a fleet with one robot per link; a link is a text of lines "seconds Mbit/s"."""

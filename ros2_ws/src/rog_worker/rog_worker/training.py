@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet_env.emulated.stragglers import Stragglers
 from fleet_ros.device import torch_device
-from rog_core.errors import RogError
+from rog_core.errors import GradientError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
 from rog_tasks.errors import SourceClosed, TaskError
@@ -66,7 +66,10 @@ class Training:
             pause = stragglers.next()
             node.pause(pause)
             stop.wait(pause.seconds)
-            optimizer.step()
+            try:
+                optimizer.step()
+            except GradientError as error:
+                raise GradientError(f'iteration {finished + 1}: {error}') from error
         if not node.error and not stop.is_set():
             self._evaluate(node.machine.iteration if node.machine else 0)
 

@@ -65,6 +65,14 @@ class Seeing(Line):
         raise SourceClosed('the run ended')
 
 
+class Wrong(Line):
+    """A task whose fourth batch holds NaN."""
+
+    def batches(self, rank, world):
+        for count, batch in enumerate(super().batches(rank, world), start=1):
+            yield batch * float('nan') if count == 4 else batch
+
+
 class Exiting(Line):
     """A task that raises SystemExit, as a script that calls sys.exit does."""
 
@@ -134,6 +142,14 @@ def test_a_camera_that_gives_no_more_ends_the_training_in_order(monkeypatch, giv
     Training(robot).run(threading.Event())
     assert len(robot.watched) == 1 and robot.now == joined and not robot.error
     assert math.isnan(robot.evaluation[1]) == (given == 0)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_training_and_its_iteration_is_named():
+    Line.evaluated.clear()
+    node, finished = SimpleNamespace(stop=threading.Event(), error=''), threading.Event()
+    RobotNode._train(node, Training(Robot(9, task='Wrong')), finished)
+    assert node.error.startswith('iteration 4: the gradient holds NaN or infinite values')
+    assert finished.is_set() and not Line.evaluated
 
 
 def test_a_task_that_exits_as_a_script_does_has_not_trained():

@@ -108,7 +108,7 @@ class Status(Event):
 class Fault(Event):
     """Something went wrong, and the run goes on."""
 
-    what: str = _('a short name: peer_lost, rejoined, retired, returned, given_up, ...')
+    what: str = _('a short name: peer_lost, rejoined, retired, returned, given_up, failed, ...')
     detail: str = _('for people: what happened and what was done', default='')
 
 

@@ -103,6 +103,7 @@ class Recorder:
         self._robots: dict[str, _Robot] = {}
         self._faults: Counter[str] = Counter()
         self._server: events.Evaluation | None = None   # the last one of the server's model
+        self._failed: dict[str, str] = {}  # robots that could not go on, and why
         self.clean = self.before = math.nan
         for event in former:
             self._take_up(event)
@@ -115,7 +116,7 @@ class Recorder:
 
     def _take_up(self, event: events.Event) -> None:
         if isinstance(event, events.Fault):
-            self._faults[event.what] += 1
+            self._count(event.robot, event.what, event.detail)
         elif isinstance(event, events.Evaluation) and event.phase in ('clean', 'before'):
             setattr(self, event.phase, event.metric)
         elif isinstance(event, events.Evaluation) and not event.robot:
@@ -190,9 +191,14 @@ class Recorder:
                                    message.energy, life))
 
     def fault(self, t: float, robot: str, what: str, detail: str) -> None:
-        """Record a fault after which the run goes on."""
-        self._faults[what] += 1
+        """Record a fault; the run goes on, but without ``robot`` if ``what`` is ``failed``."""
+        self._count(robot, what, detail)
         self._write(events.Fault(t, robot, what, detail))
+
+    def _count(self, robot: str, what: str, detail: str) -> None:
+        self._faults[what] += 1
+        if what == 'failed':
+            self._failed[robot] = detail
 
     def stop(self, t: float, reason: str, sync: str = '') -> Summary:
         """End the record; return the content of summary.json.
@@ -210,6 +216,8 @@ class Recorder:
         if self._server is not None:
             notes['server'] = {'accuracy': self._server.metric,
                                'iteration': self._server.iteration}
+        if self._failed:
+            notes['failed'] = dict(self._failed)
         summary = Summary(sync or start.sync, start.task, start.seed, t, robots, start.fleet,
                           notes, codec=start.codec)
         if self._writer is not None and self.directory is not None:

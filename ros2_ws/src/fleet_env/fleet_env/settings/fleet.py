@@ -46,7 +46,8 @@ class TrainingConfig(Settings):
     batch_size: int = _(24, 'samples in a batch of one robot', ge=1)
     evaluate_every: int = _(10, 'iterations between evaluations; 0: only the final one', ge=0)
     pace: float = _(0.0, 'least duration of one gradient computation, to emulate a slower robot; '
-                         '0: no limit', 's', ge=0.0)
+                         '0: no limit, and in virtual time the duration on this machine', 's',
+                    ge=0.0)
     codec_pace: float = _(0.0, 'duration of compressing and decompressing in one iteration, which '
                                'virtual time adds to pace', 's', ge=0.0)
     traffic: str = _('', 'published model whose bytes and rows count on the air instead of the '

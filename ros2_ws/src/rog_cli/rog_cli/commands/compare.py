@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from fleet_env.command import at_least_one
 from fleet_env.durable import write_text
-from fleet_env.settings.fleet import TrainingConfig
+from fleet_env.settings.fleet import FleetConfig, TrainingConfig
+from fleet_env.settings.fleet_file import read_fleet
 from rog_core.errors import ConfigError
+from rog_tasks.errors import TaskFailed
 from rog_tasks.task import check_task
 
 from ..display.progress import runs_progress
 from ..launching.emulation import emulation
 from .fleet_options import add_fleet_options, add_runs, chosen_fleet, resumed
+from .task_failure import say_failure
 
 if TYPE_CHECKING:
     from rog_sim.jobs import Job
@@ -56,6 +59,11 @@ def _run(options: argparse.Namespace) -> int:
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
 
+    try:
+        fleet = _checked(fleet, out, resume, bool(options.real))
+    except TaskFailed as error:
+        return say_failure(error, out)
+
     from rog_sim.compare import compare
     from rog_sim.figures import draw_comparison
     from rog_sim.table import markdown_tables, text_tables
@@ -77,6 +85,26 @@ def _run(options: argparse.Namespace) -> int:
     for path in (out / 'comparison.json', table, *draw_comparison([out])):
         print(path)
     return 0
+
+
+def _checked(fleet: FleetConfig, out: Path, resume: bool, real: bool) -> FleetConfig:
+    """Try the task out, print what it takes, and return the fleet with a pace for virtual time.
+
+    All runs have the same pace; runs that are resumed keep theirs.
+
+    :raises TaskError: the task cannot be trained.
+    """
+    from rog_bringup.task_check import checked, with_pace
+
+    found = checked(fleet)
+    lines = list(found.lines)
+    if not real:
+        former = next(iter(sorted(out.glob('*/seed*/fleet.yaml'))), None) if resume else None
+        kept = read_fleet(former).training.pace if former else 0.0
+        fleet, pace = with_pace(fleet, lambda: kept or found.seconds)
+        lines += filter(None, [pace])
+    print('\n'.join(lines), flush=True)
+    return fleet
 
 
 def _nodes() -> Callable[[Job], None]:

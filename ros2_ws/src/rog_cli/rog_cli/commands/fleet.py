@@ -26,6 +26,7 @@ from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
 from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
+from rog_tasks.errors import TaskFailed
 from rog_tasks.task import check_task
 
 from ..display.view import outcome, say_model, watch
@@ -33,6 +34,7 @@ from ..launching.emulation import emulation
 from ..launching.processes import LINGER, FleetProcesses
 from .fleet_options import FLEET, add_fleet_options, chosen_fleet
 from .option_types import place
+from .task_failure import say_failure
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -122,10 +124,31 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
+    try:
+        _say_check(fleet, names)
+    except TaskFailed as error:
+        return say_failure(error, out)
     code = run_fleet(fleet, out, names, Interruption(), options.resume, options.emulate,
                      options.plain or not sys.stdout.isatty())
     leave_at_exit(code)
     return code
+
+
+def _say_check(fleet: FleetConfig, names: list[str]) -> None:
+    """Try the task out with the data of the first robot that runs here, and print what it takes.
+
+    A machine with only the server may lack the data of the robots, so there nothing is checked.
+
+    :raises TaskError: the task cannot be trained.
+    """
+    from rog_bringup.task_check import checked  # imports PyTorch, which is slow
+
+    for one in (fleet, *(below for name, below in child_fleets(fleet).items() if name in names)):
+        here = [robot.name for robot in one.robots
+                if not robot.fleet and (one is not fleet or robot.name in names)]
+        if here:
+            for line in checked(one, robot=here[0]).lines:
+                print(f'{one.name}: ' * (one is not fleet) + line, flush=True)
 
 
 def _check_places(fleet: FleetConfig, below: Mapping[str, FleetConfig]) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from fleet_env.settings.fleet_file import child_fleets
+from fleet_env.records.events import RUN_FILE
+from fleet_env.settings.fleet_file import child_fleets, link_trace
+from rog_core.errors import ConfigError, GradientError
 from rog_tasks.errors import TaskFailed
 
 from ..display.progress import progress_bar
 from ..display.view import outcome, say_model
 from .fleet_options import add_fleet_options, chosen_fleet
 from .option_types import place
-
-TRACEBACK = 'traceback.txt'  # file that receives the traceback if the run's task fails
+from .task_failure import say_failure
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -32,29 +32,42 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rog_core.method_check import check_method
-
     fleet = chosen_fleet(options)
     for one in (fleet, *child_fleets(fleet).values()):
-        check_method(one, one.capacities)
-
-    from rog_sim.figures import draw_run
-    from rog_sim.simulation import simulate
-
+        for robot in one.robots:
+            link_trace(robot.link)
     sync = fleet.training.sync.replace(':', '')
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'sim-{fleet.name}-{sync}-{stamp}'
+    if (out / RUN_FILE).exists():
+        raise ConfigError(f'{out} already holds a run; choose another directory')
+    text = f'{fleet.name}, {fleet.training.sync}'
+    print(f'{text}: loading the task {fleet.training.task}', flush=True)
+
+    # these imports take seconds
+    from rog_bringup.task_check import checked, loaded, with_pace
+    from rog_core.method_check import check_method
+    from rog_sim.figures import draw_run
+    from rog_sim.simulation import simulate
+
+    for one in (fleet, *child_fleets(fleet).values()):
+        check_method(one, one.capacities)
     began = time.monotonic()
     try:
-        with progress_bar(f'{fleet.name}, {fleet.training.sync}') as progress:
-            summary = simulate(fleet, out, progress, keep_model=True)
+        task = loaded(fleet)
+        found = checked(fleet, task)
+        fleet, pace = with_pace(fleet, lambda: found.seconds)
+        print('\n'.join([*found.lines, *filter(None, [pace])]), flush=True)
+        with progress_bar(text, 60 * fleet.minutes) as progress:
+            summary = simulate(fleet, out, progress, keep_model=True, task=task)
     except KeyboardInterrupt:
-        print(f'rog: stopped; {out} holds the records up to here', file=sys.stderr)
+        kept = f'; {out} holds the records up to here' if (out / RUN_FILE).exists() else ''
+        print(f'rog: stopped{kept}', file=sys.stderr)
         return 130
     except TaskFailed as error:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / TRACEBACK).write_text(traceback.format_exc())
-        print(f'rog: {error}; {out / TRACEBACK} has the traceback', file=sys.stderr)
+        return say_failure(error, out)
+    except GradientError as error:
+        print(f'rog: {error}; {out} holds the records up to here', file=sys.stderr)
         return 1
     except BrokenProcessPool:
         print('rog: a process that computes gradients was killed or has ended; is there enough '
@@ -67,4 +80,4 @@ def _run(options: argparse.Namespace) -> int:
     for path in (out / 'run.jsonl', out / 'summary.json', *draw_run(out)):
         print(path)
     say_model(out)
-    return 0
+    return 1 if summary.notes.get('failed') else 0

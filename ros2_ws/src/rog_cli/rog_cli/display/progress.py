@@ -7,22 +7,56 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+FIRST = 2.0  # seconds after which the first line shows; each further one takes twice as long
+LATEST = 60.0  # longest time between two lines, in seconds
+
+
+class ProgressLines:
+    """Prints the progress of work as lines: at each quarter, and sooner while that takes long.
+
+    :param seconds: duration of the work in virtual time; 0: it has none.
+    """
+
+    def __init__(self, text: str, seconds: float = 0.0,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._text, self._seconds, self._clock = text, seconds, clock
+        self._quarters, self._began = 0, clock()
+        self._wait, self._due = FIRST, self._began + FIRST
+
+    def __call__(self, share: float) -> None:
+        """Take the finished share, from 0 to 1, and print a line if one is due."""
+        now, quarters = self._clock(), int(share * 4)
+        if quarters > self._quarters:
+            self._quarters = quarters
+            self._print(f'{quarters * 25} %', share, now)
+        elif now >= self._due and 0 < share < 1:
+            virtual = f', virtual {share * self._seconds:.0f} s of {self._seconds:.0f}' \
+                if self._seconds else ''
+            self._print(f'{100 * share:.1f} %{virtual}', share, now)
+
+    def _print(self, done: str, share: float, now: float) -> None:
+        if now >= self._due:
+            self._wait = min(2 * self._wait, LATEST)
+        self._due = now + self._wait
+        left = (now - self._began) * (1 - share) / share
+        print(f'{self._text}: {done}' + f', about {duration(left)} left' * (share < 1), flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people, in seconds, minutes or hours."""
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.0f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
+
 
 @contextmanager
-def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """Show the progress of work; yield a function that takes the finished share, from 0 to 1."""
+def progress_bar(text: str, seconds: float = 0.0) -> Iterator[Callable[[float], None]]:
+    """Show the progress of work; yield a function that takes the finished share, from 0 to 1.
+
+    :param seconds: duration of the work in virtual time; 0: it has none.
+    """
     if not sys.stdout.isatty():
-        shown, began = 0, time.monotonic()
-
-        def line(share: float) -> None:
-            nonlocal shown
-            if share * 4 >= shown + 1:
-                shown = int(share * 4)
-                left = (time.monotonic() - began) * (1 - share) / share
-                print(f'{text}: {shown * 25} %' + f', about {left:.0f} s left' * (share < 1),
-                      flush=True)
-
-        yield line
+        yield ProgressLines(text, seconds)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -261,6 +261,9 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
     if (accuracy := server.get('accuracy')) is not None and not math.isnan(accuracy):
         console.print(f"The server's model at iteration {server['iteration']}: "
                       f'{100 * accuracy:.1f} %', highlight=False)
+    for name, reason in summary.notes.get('failed', {}).items():
+        console.print(f'{name} has left the fleet: {reason}', highlight=False, markup=False,
+                      soft_wrap=True)
     if refused := summary.notes.get('faults', {}).get('push_refused'):
         console.print(f'{refused} pushes were refused and changed nothing: their norm exceeded '
                       f'{fleet.server.implausible:g} times the median (server.implausible). Is the '

@@ -12,6 +12,14 @@ the median of these values over the robots. So a robot that pushes more often do
 The usual norm is at least the share `SMALL` of the norm of the model. Without this lower limit, the
 tiny pushes of some robots could make the server refuse the normal pushes of others.
 
+Before there are enough pushes, the norm of the model is the measure, or the median if that is
+larger. The largest push is not the measure: it may be the push of the robot whose numbers are
+wrong, and the next one could then be 100 times larger. The norm of a model says nothing if its
+values are all zero, or nearly all, such as those of a linear layer that starts at zero. For such a
+model the measure is the norm that it would have if each value was `FIRST`: more than the first
+steps change a value, even with inputs of 0 to 255 and high learning rates, and far less than what a
+gradient of 1e10 does. The values of any other model count as at least `LEAST`.
+
 ``clip`` scales down a push that is too large; it is off by default. Norm bounding is a common
 defence of federated learning (Sun et al., Can you really backdoor federated learning?, 2019). There
 a whole update is scaled after all of it has arrived. Here rows are applied in full until the budget
@@ -26,7 +34,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection
-from itertools import chain
 from statistics import median, median_low
 
 import numpy as np
@@ -36,10 +43,13 @@ from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
 WINDOW = 64     # the norms of the last WINDOW pushes of each robot are stored
-# with fewer norms than this from all robots, the usual norm is the maximum, not the median
+# with fewer norms than this from all robots, the usual norm is at least the norm of the model
 ENOUGH = 8
 SMALL = 1e-3    # the usual norm is at least this share of the norm of the model
-UNKNOWN = 1e6   # the usual norm before the first push if all values of the model are zero
+NEARLY_ZERO = 3e-3  # a model is nearly zero if the root mean square of its values is below this
+FIRST = 10.0    # size as which the values of a model that is nearly zero count at first
+LEAST = 0.1     # least size as which the values of any other model count at first
+UNKNOWN = 1e6   # the usual norm before the first full gradient, which has no learning rate
 # a larger norm is refused even if there is no limit, so that sums in float32 stay finite
 LARGEST = 1e18
 LAST = 8        # number of last pushes of each robot whose norms count for ``clip``
@@ -51,9 +61,7 @@ class PushFilter:
     """Refuses or scales down pushes whose norm is too large.
 
     ``implausible`` and ``clip``: largest norms of a push, in multiples of the usual norm; 0: no
-    limit. As long as fewer than `ENOUGH` norms are stored, the usual norm for ``implausible`` is
-    the largest of these norms and, for gradients that are not full gradients, the norm of the
-    model. ``master``: the model, float32 (elements,).
+    limit. ``master``: the trained parameters, float32 (elements,).
     """
 
     def __init__(self, implausible: float, clip: float, master: Array) -> None:
@@ -79,10 +87,14 @@ class PushFilter:
 
     def usual(self, kind: Kind) -> float:
         """Return the usual norm of a push of this kind, as computed from the last pushes."""
-        norms, start = self._norms[kind].values(), self._start if kind == Kind.PUSH else 0.0
+        norms, medians = self._norms[kind].values(), self._medians[kind].values()
+        start = self._start if kind == Kind.PUSH else 0.0
         if sum(map(len, norms)) >= ENOUGH:
-            return max(median(self._medians[kind].values()), SMALL * start)
-        return max([start, *chain(*norms)]) or UNKNOWN
+            return max(median(medians), SMALL * start)
+        if kind == Kind.PUSH:
+            one = math.sqrt(len(self._master))  # norm of a model whose values are all 1
+            start = FIRST * one if start < NEARLY_ZERO * one else max(start, LEAST * one)
+        return max([start, median_low(medians)] if medians else [start]) or UNKNOWN
 
     def _plausible(self, kind: Kind) -> float:
         """Return the largest sum of squares at which a push is not refused."""

@@ -31,7 +31,8 @@ class Pushes:
 
     def __init__(self, shared: Shared, pulls: Pulls) -> None:
         self.shared, self.pulls = shared, pulls
-        self.filter = PushFilter(shared.config.implausible, shared.config.clip, shared.master)
+        self.filter = PushFilter(shared.config.implausible, shared.config.clip,
+                                 shared.master[:shared.partition.buffers.start])
 
     def begin(self) -> None:
         """Forget the norms of all pushes: with another method, pushes may have different norms."""
@@ -106,7 +107,8 @@ class Pushes:
             shared.aggregation.take(member, passed, robots)
         elif push.refused == 1:
             shared.refused[member.robot] += 1
-            return [Notice(member.robot, 'push_refused', self.filter.reason)]
+            return [Notice(member.robot, 'push_refused', 'the push of iteration '
+                           f'{rows.transfer.iteration} is refused: {self.filter.reason}')]
         return []
 
     def _apply_buffers(self, member: Member, rows: Rows) -> list[Action]:
