@@ -208,6 +208,7 @@ EXAMPLE = 'testing/test_examples.py runs it, in short'
 NOT_RUN = {
     'rog sim examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
     'rog fleet up examples/my_fleet.yaml --set training.task=own_task': EXAMPLE,
+    'rog sim examples/my_fleet.yaml --set training.task=own_torchvision': EXAMPLE,
     'rog sim examples/my_fleet.yaml --set training.codec=own_codec': EXAMPLE,
     'rog compare examples/my_fleet.yaml': EXAMPLE,
     'PYTHONPATH=$PWD/examples:$PYTHONPATH ros2': ROS, 'python -m fleet_policy.main': EXAMPLE,

@@ -99,6 +99,35 @@ def test_own_task_is_learnt_in_virtual_time(run):
     check_shown('own_task.txt', text)
 
 
+PLAIN = '''
+import sys
+sys.path.insert(0, {folder!r})
+from fleet_env.vision import import_torchvision
+import_torchvision()
+from own_torchvision import Resnet
+from safetensors.torch import load_file
+task = Resnet()
+model = task.model()
+print(model.load_state_dict(load_file(sys.argv[1]), strict=True))
+print(f'{{100 * task.evaluate(model.eval()):.1f}} %, {{int(model.bn1.num_batches_tracked)}} batches')
+'''
+
+
+@pytest.mark.parametrize('options', ['', '--set training.task_options.frozen=4'])
+def test_own_torchvision_leaves_a_model_that_plain_pytorch_loads(run, tmp_path, options):
+    text = done(run('-m rog_cli.main sim examples/my_fleet.yaml --out there --minutes 0.1 --set '
+                    f'link.scale=0.5 --set training.task=own_torchvision:Resnet {options}'))
+    accuracy, = re.findall(r"The server's model at iteration .*: ([0-9.]+ %)", text)
+    robots = re.findall(r'^robot\d +\S+ % +(\S+ %)', text, re.M)
+    assert robots == [accuracy, accuracy]
+    file, = re.findall(r'(\S+model.safetensors)', text)
+    plain = subprocess.run([sys.executable, '-c', PLAIN.format(folder=str(ROOT / 'examples')), file],
+                           capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert '<All keys matched successfully>' in plain.stdout
+    found, batches = plain.stdout.splitlines()[-1].split(', ')
+    assert found == accuracy and batches != '0 batches'
+
+
 @pytest.mark.long
 def test_own_method_trains_beside_another_one(run):
     text = done(run('-m rog_cli.main compare examples/my_fleet.yaml --set link.offset=100 --set '
