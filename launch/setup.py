@@ -13,7 +13,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml', 'diagnostics.yaml', *glob('*.launch.py')]),
     ],
-    install_requires=['torch'],
+    install_requires=['torch>=2.4'],
     extras_require={'test': ['pytest']},
     zip_safe=False,
     maintainer='The ROG founders',
