@@ -109,7 +109,8 @@ from safetensors.torch import load_file
 task = Resnet()
 model = task.model()
 print(model.load_state_dict(load_file(sys.argv[1]), strict=True))
-print(f'{{100 * task.evaluate(model.eval()):.1f}} %, {{int(model.bn1.num_batches_tracked)}} batches')
+count = int(model.bn1.num_batches_tracked)
+print(f'{{100 * task.evaluate(model.eval()):.1f}} %, {{count}} batches')
 '''
 
 
@@ -121,8 +122,9 @@ def test_own_torchvision_leaves_a_model_that_plain_pytorch_loads(run, tmp_path, 
     robots = re.findall(r'^robot\d +\S+ % +(\S+ %)', text, re.M)
     assert robots == [accuracy, accuracy]
     file, = re.findall(r'(\S+model.safetensors)', text)
-    plain = subprocess.run([sys.executable, '-c', PLAIN.format(folder=str(ROOT / 'examples')), file],
-                           capture_output=True, text=True, check=True, cwd=tmp_path)
+    program = PLAIN.format(folder=str(ROOT / 'examples'))
+    plain = subprocess.run([sys.executable, '-c', program, file], capture_output=True, text=True,
+                           check=True, cwd=tmp_path)
     assert '<All keys matched successfully>' in plain.stdout
     found, batches = plain.stdout.splitlines()[-1].split(', ')
     assert found == accuracy and batches != '0 batches'

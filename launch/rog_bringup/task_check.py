@@ -13,14 +13,14 @@ from rog_core.codecs import get_codec
 from rog_core.model.flat import contents_of
 from rog_core.model.partition import RowPartition
 from rog_tasks.apart import Ended, NoAnswer, call_apart
-from rog_tasks.errors import TaskFailed
+from rog_tasks.errors import TaskError, TaskFailed
 from rog_tasks.task import Task, load_task
 from rog_tasks.task_check import TaskCheck, live_topic, try_out
 
 LIMIT = 120.0    # seconds that the check may take
 ID_BYTES = 1.2   # bytes of a row's number in a push, as `rog_core/bench/wire_size.py` measures
 NAMED = 3        # number of tensors that stay on each robot which the notes name
-YOUNG = 0.95     # share of a BatchNorm's statistics that the run's batches should make up
+YOUNG = 0.997    # share of a BatchNorm's statistics that the run's batches should make up
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,12 @@ def _check(fleet: FleetConfig, task: Task, robot: str) -> Findings:
     found = try_out(task, model, *fleet.share(name))
     for buffer in contents.buffers:
         buffer.tensor()  # raises an error if the pass has changed its shape
+    for key, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            what = type(value).__name__ if not isinstance(value, torch.Tensor) else value.layout
+            raise TaskError(f'{key!r} in the state_dict of the model is of type {what}; the '
+                            'versions of a model hold only dense tensors: keep it out of the '
+                            'state_dict (persistent=False, or without get_extra_state)')
     text = _text(found, contents.partition(training.granularity, training.codec), training.codec)
     return Findings((text, *_notes(fleet, found, contents.left_out)), found.seconds)
 
@@ -101,7 +107,7 @@ def _notes(fleet: FleetConfig, found: TaskCheck, left_out: Mapping[str, str]) ->
                          for name, why in list(left_out.items())[:NAMED])]
     if len(left_out) > NAMED:
         odd.append(f'so do {len(left_out) - NAMED} more tensors')
-    each = max(found.seconds, fleet.training.pace)
+    each = fleet.training.pace or found.seconds
     if fleet.minutes and not math.isnan(found.momentum):
         batches = 60 * fleet.minutes / each  # of one robot: the fleet has the mean of its robots
         share = 1 - (1 - found.momentum) ** batches if found.momentum < 1 else 1.0

@@ -173,10 +173,10 @@ class Versions:
         :raises OSError: something cannot be removed.
         """
         for left in self.folder.glob(f'{_TEMPORARY}*'):
-            if left.is_symlink():
-                left.unlink()
-            else:
+            if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
+            else:
+                left.unlink()
 
     def _point(self, number: int) -> None:
         """Let ``latest`` name a version, in one step.

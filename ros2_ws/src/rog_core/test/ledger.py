@@ -161,10 +161,10 @@ class SummingAggregation(Aggregation):
         if self.coded or coded:
             assert (self.model.master == before).all(), 'a push counts that is not of this method'
 
-    def take_buffers(self, member, rows, active):
+    def take_buffers(self, member, rows, active, own):
         buffers = self.model.partition.buffers
         before = self.model.master.copy()
-        super().take_buffers(member, rows, active)
+        super().take_buffers(member, rows, active, own)
         self.last_ids = rows.ids
         self.applied += decode(self.model.partition, rows.codec, rows.ids, rows.data)
         before[buffers] = self.model.master[buffers]

@@ -204,6 +204,7 @@ def test_local_buffers_stay_on_each_robot_and_the_server_has_their_mean():
     robots.end()
     first, second = robots.models()
     assert (second.norm.running_mean - first.norm.running_mean).abs().max() > 0.5
+    assert robots.model.norm.num_batches_tracked >= 20
     mean = (first.norm.running_mean + second.norm.running_mean) / 2
     torch.testing.assert_close(robots.model.norm.running_mean, mean, rtol=1e-3, atol=1e-4)
     assert equal(first, second, ('norm.running_mean', 'norm.running_var'))
@@ -262,6 +263,30 @@ def test_a_layer_that_is_frozen_stands_still_at_once(sync):
     assert len(before) == len(robots.models())
     for model in robots.models():
         assert equal(model, robots.model)
+
+
+def test_a_layer_that_is_frozen_on_a_robot_stands_still_whoever_trains_it():
+    def change(model, count):
+        if count == 4 and not hasattr(Robots, 'one'):
+            Robots.one = model.frozen.requires_grad_(True)
+        if not model.frozen.weight.requires_grad:
+            assert torch.equal(model.frozen.weight, Net().frozen.weight)
+    try:
+        robots = Robots(sync='rsp:4', change=change)
+        robots.run(12)
+    finally:
+        del Robots.one
+
+
+@pytest.mark.parametrize('sync', ['bsp', 'gsgm', 'gsgm:3', 'diloco:4', 'gc:1'])
+def test_nothing_moves_on_the_server_what_no_robot_trains(sync):
+    robots = Robots(sync=sync, codec='raw', change=lambda model, count: count == 5
+                    and model.first.requires_grad_(False))
+    robots.run(8)
+    first = slice(0, Net().first.weight.numel())
+    before = robots.server.master[first].copy()
+    robots.run(16)
+    assert np.array_equal(robots.server.master[first], before)
 
 
 def test_svrg_says_at_once_which_parameter_it_cannot_train():
@@ -354,6 +379,63 @@ def test_a_buffer_that_grows_is_named():
     robots = Robots(change=lambda model, count: setattr(model, 'scale', torch.ones(1, 40)))
     with pytest.raises(LocalProtocolError, match=r'buffer scale must keep its shape \(40,\)'):
         robots.run(2)
+
+
+def test_integers_that_become_smaller_stay_on_their_robot():
+    def turn(model, count):
+        with torch.no_grad():
+            model.ids.copy_(torch.full((5,), count % 3))
+    robots = Robots(change=turn)
+    with pytest.warns(UserWarning, match='buffer ids have become smaller'):
+        robots.run(7)
+    assert [int(model.ids[0]) for model in robots.models()] == [7 % 3] * 2
+
+
+def test_a_buffer_of_double_precision_keeps_its_values_unless_it_changes():
+    class Double(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer('third', torch.tensor([1 / 3], dtype=torch.float64))
+    robots = Robots(Double)
+    robots.run(3)
+    robots.end()
+    assert all(model.third == torch.tensor(1 / 3, dtype=torch.float64)
+               for model in (*robots.models(), robots.model))
+
+
+def test_what_the_server_s_copy_is_frozen_for_does_not_move_its_rows():
+    robots = Robots()
+    robots.run(4)
+    contents = contents_of(robots.model)
+    contents.store(robots.server.master)
+    before = {name: value.clone() for name, value in robots.model.state_dict().items()}
+    robots.model.requires_grad_(False)   # an evaluation may do so
+    robots.model.frozen.requires_grad_(True)
+    contents.store(robots.server.master)
+    assert all(torch.equal(value, before[name])
+               for name, value in robots.model.state_dict().items())
+
+
+@pytest.mark.parametrize('buffer, reason', [
+    (torch.full((3, 3), -torch.inf), 'NaN or infinite'), (torch.tensor([torch.nan]), 'NaN or'),
+    (torch.arange(8.).expand(4, -1), 'cannot be changed in place'),
+    (torch.eye(3).to_sparse(), 'sparse_coo'), (torch.ones(2, dtype=torch.complex64), 'complex64')])
+def test_a_buffer_that_cannot_be_averaged_stays_on_each_robot(buffer, reason):
+    class With(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer('more', buffer.clone() if buffer.is_contiguous() else buffer)
+    assert reason in contents_of(With()).left_out['more']
+    robots = Robots(With)
+    robots.run(3)
+
+
+def test_a_buffer_of_unsigned_integers_is_exchanged():
+    class With(Net):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer('more', torch.tensor([7], dtype=torch.uint16))
+    assert 'more' in [buffer.name for buffer in contents_of(With()).buffers]
 
 
 def test_what_is_not_exchanged_is_named():

@@ -8,24 +8,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from fleet_env.errors import VersionError
 from fleet_env.versions import MODELS, Version, Versions
 from fleet_env.weights import state_bytes
 from rog_core.arrays import to_host
-from rog_core.model.flat import unflatten
+from rog_core.model.flat import Contents, contents_of
 from rog_core.server.machine import ServerMachine
 from rog_ros.parameters import ServerSettings
 from rog_tasks.failure import failure
 from rog_tasks.task import Task, measure
+from rog_tasks.task_check import young_share
 
 from .checkpoint import CheckpointError, norm_of
 from .run_files import RunFiles
-
-if TYPE_CHECKING:
-    import torch
 
 # The next evaluation begins after this many times the duration of the last one. So evaluations take
 # at most about 5 % of the time.
@@ -47,13 +45,15 @@ class Snapshot(NamedTuple):
 class _Outcome(NamedTuple):
     """What became of a snapshot.
 
-    ``failure`` says why it has no accuracy, ``error`` why it is no version.
+    ``failure`` says why it has no accuracy, ``error`` why it is no version. ``young``: see
+    `rog_tasks.task_check.young_share`.
     """
 
     snapshot: Snapshot
     seconds: float
     accuracy: float = math.nan
     version: Version | None = None
+    young: float = 0.0
     failure: str = ''
     error: str = ''
 
@@ -66,12 +66,12 @@ class ModelVersions:
     Without an out directory no version is written and nothing is evaluated.
 
     :param machine: state machine of the server, whose model this is.
-    :param model: a model of ``task`` that nobody else uses.
+    :param contents: a model of ``task`` that nobody else uses.
     :param woken: function that the evaluating thread calls when `look` has something to do.
     """
 
     def __init__(self, settings: ServerSettings, files: RunFiles, machine: ServerMachine,
-                 task: Task, model: torch.nn.Module, woken: Callable[[], None]) -> None:
+                 task: Task, contents: Contents, woken: Callable[[], None]) -> None:
         out = self._out = files.out
         self._store = Versions((out or Path()) / MODELS, settings.server.keep)
         self._about = {'run': out.absolute().name if out else '', 'fleet': settings.fleet,
@@ -79,7 +79,7 @@ class ModelVersions:
                        'measured_by': 'parameter server'}
         self._every, self._files = settings.server.checkpoint_every or math.inf, files
         self._machine = machine
-        self._task, self._model, self._woken = task, model, woken
+        self._task, self._contents, self._woken = task, contents, woken
         self._norm = 0.0                  # norm of the model of the last version; 0: none
         self._last: Snapshot | None = None    # the model of the last version
         self._waiting: Snapshot | None = None  # the final model, while another one is evaluated
@@ -104,7 +104,7 @@ class ModelVersions:
         """
         self._next = now + self._every
         if self._out is not None and accuracy is not None:
-            self._take(self._written(self._snapshot(), self._model, accuracy))
+            self._take(self._written(self._snapshot(), self._contents, accuracy))
 
     def finish(self) -> None:
         """Evaluate the final model, at once or when the present evaluation has ended."""
@@ -157,7 +157,7 @@ class ModelVersions:
                 self._files.log.warning('the final model was not evaluated in time; its version '
                                         'has no accuracy')
             # A thread may still use the other model.
-            self._take(self._written(snapshot, None if busy else self._model))
+            self._take(self._written(snapshot, None if busy else self._contents))
 
     def close(self) -> None:
         """Let a thread that still evaluates write nothing."""
@@ -181,27 +181,27 @@ class ModelVersions:
         """Evaluate a model and write its version, in the thread."""
         began, accuracy, failed = time.monotonic(), math.nan, ''
         try:
-            unflatten(self._model, snapshot.master)
-            accuracy = measure(self._task, self._model)
+            self._contents.store(snapshot.master)
+            accuracy = measure(self._task, self._contents.model)
         except (Exception, SystemExit) as error:   # an error of the task must not end the training
             failed = failure(self._task, error)
         seconds = time.monotonic() - began
         with self._lock:
             if self._closed:
                 return
-            self._outcomes.put(self._written(snapshot, self._model, accuracy)._replace(
-                seconds=seconds, failure=failed))
+            self._outcomes.put(self._written(snapshot, self._contents, accuracy)._replace(
+                seconds=seconds, failure=failed, young=young_share(self._contents.model)))
             self._woken()
 
-    def _written(self, snapshot: Snapshot, model: torch.nn.Module | None,
+    def _written(self, snapshot: Snapshot, contents: Contents | None,
                  accuracy: float = math.nan) -> _Outcome:
-        """Write a version by ``model``, or by a new model of the task (None)."""
+        """Write a version by a model, or by a new model of the task (None)."""
         try:
             norm = norm_of(self._machine.partition, snapshot.master, self._norm)
-            model = self._task.model() if model is None else model
-            unflatten(model, snapshot.master)
+            contents = contents or contents_of(self._task.model())
+            contents.store(snapshot.master)
             version = self._store.write(
-                state_bytes(model), method=snapshot.method, iteration=snapshot.iteration,
+                state_bytes(contents.model), method=snapshot.method, iteration=snapshot.iteration,
                 accuracy=accuracy, time=time.strftime('%Y-%m-%dT%H:%M:%S%z'), **self._about)
         except (VersionError, CheckpointError) as error:
             return _Outcome(snapshot, 0.0, accuracy, error=str(error))
@@ -221,7 +221,7 @@ class ModelVersions:
         self._said = outcome.failure
         if snapshot.iteration and not math.isnan(outcome.accuracy):
             files.record(lambda recorder: recorder.server(
-                snapshot.elapsed, snapshot.iteration, outcome.accuracy))
+                snapshot.elapsed, snapshot.iteration, outcome.accuracy, outcome.young))
         files.note('model version', outcome.error)
         if outcome.version is not None:
             self._last = snapshot

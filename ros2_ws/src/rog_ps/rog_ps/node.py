@@ -21,7 +21,7 @@ from rclpy.parameter import Parameter
 from rog_core.arrays import on_device, to_host
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.method_check import check_method, check_named
-from rog_core.model.flat import flatten, frozen_values, partition_of_model
+from rog_core.model.flat import Contents, contents_of
 from rog_core.protocol.config import ServerConfig
 from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
@@ -111,7 +111,7 @@ class ParameterServerNode(ManagedNode):
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         # `Upstream.base` from the checkpoint, see `rog_core.upstream`; None: not known
         self._base: np.ndarray | None = None
-        self.machine, model, baseline = self._build_machine()
+        self.machine, contents, baseline = self._build_machine()
         self.machine.paused = True
         # The method can come from a checkpoint, so copy it to the parameter.
         self.set_parameters([Parameter('sync', value=str(self.machine.method))])
@@ -121,7 +121,8 @@ class ParameterServerNode(ManagedNode):
                                    'their mean (training.buffers: local)')
         self.files.begin(self.machine.partition, to_host(self.machine.master),
                          list(self._links), baseline)
-        self._versions = ModelVersions(settings, self.files, self.machine, self.task, model,
+        self._versions = ModelVersions(settings, self.files, self.machine, self.task,
+                                       contents,
                                        self.create_guard_condition(self._heartbeat).trigger)
         self.held.callback(self._versions.close)
         self._versions.begin(self._awake, baseline and baseline[1])
@@ -182,25 +183,26 @@ class ParameterServerNode(ManagedNode):
 
     # -- building ---
 
-    def _build_machine(self) -> tuple[ServerMachine, torch.nn.Module, tuple[float, float] | None]:
+    def _build_machine(self) -> tuple[ServerMachine, Contents, tuple[float, float] | None]:
         """Return the machine, its model, and the accuracies at the start (None if resumed)."""
         settings = self.settings
         training = settings.training
         model = self.task.model()
-        partition = partition_of_model(model, training.granularity, training.codec)
-        found = self.files.newest_checkpoint(partition, flatten(model))
+        contents = contents_of(model)
+        partition = contents.partition(training.granularity, training.codec)
+        found = self.files.newest_checkpoint(partition, contents.flatten())
         if found is not None:
             master, state, self._time.before = found
         else:
             self.get_logger().info(f'preparing the model of {training.task}')
             prepare(self.task, model)
-            master, state = flatten(model), None
+            master, state = contents.flatten(), None
         baseline = measured_start(self.task, model, self.get_logger()) if state is None else None
         device = str(torch_device(settings.server.device))
         machine = ServerMachine(
             partition, on_device(master[:partition.elements], device),
             secrets.randbits(63), ServerConfig.of(settings, self._capacities),
-            on_device(frozen_values(model), device))
+            on_device(contents.frozen_values(), device))
         if len(master) > partition.elements:  # a robot had unfrozen a parameter
             machine.grow()
             machine.master[:] = on_device(master, device)
@@ -209,7 +211,7 @@ class ParameterServerNode(ManagedNode):
             check_named(state.sync, machine.aggregation.team)
             machine.load_state(state)
             self._base = state.base
-        return machine, model, baseline
+        return machine, contents, baseline
 
     @property
     def elapsed(self) -> float:

@@ -11,7 +11,7 @@ import torch
 from fleet_env.records.events import Evaluation, Fault, read_run
 from fleet_env.versions import Versions
 from fleet_env.weights import load_weights
-from rog_core.model.flat import flatten, partition_of_model
+from rog_core.model.flat import contents_of, flatten, partition_of_model
 from rog_ps.model_versions import REST, ModelVersions
 from rog_ps.run_files import RunFiles
 from rog_ros.parameters import ServerSettings
@@ -69,7 +69,8 @@ class Server:
             method=SimpleNamespace(spec=SimpleNamespace(text='rsp:4')))
         self.files.begin(self.machine.partition, self.machine.master, ['robot1'],
                          None if resumed else (math.nan, .25))
-        self.versions = ModelVersions(chosen, self.files, self.machine, self.task, model,
+        self.versions = ModelVersions(chosen, self.files, self.machine, self.task,
+                                      contents_of(model),
                                       self.woken.release)
         self.store = Versions(out / 'models')
 
@@ -243,7 +244,7 @@ def test_without_a_folder_nothing_is_evaluated_or_written(tmp_path, monkeypatch)
     machine = SimpleNamespace(master=np.ones(8, np.float32), iteration=3, stopping=False,
                               method=SimpleNamespace(spec=SimpleNamespace(text='bsp')))
     versions = ModelVersions(settings, RunFiles(settings, lambda: 0.0, Log()), machine, task,
-                             task.model(), lambda: None)
+                             contents_of(task.model()), lambda: None)
     versions.begin(0.0, .5)
     versions.look(100.0)
     versions.finish()

@@ -31,7 +31,7 @@ from rog_core.errors import (
 )
 from rog_core.loopback import handler
 from rog_core.method_check import check_method
-from rog_core.model.flat import flatten, frozen_values, partition_of_model, unflatten
+from rog_core.model.flat import Contents, contents_of, unflatten
 from rog_core.model.partition import Listing, RowPartition, require_same
 from rog_core.protocol.config import ServerConfig, TransferConfig
 from rog_core.protocol.messages import (
@@ -47,6 +47,7 @@ from rog_core.server.machine import ServerMachine
 from rog_tasks.failure import failure, named_failures
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
+from rog_tasks.task_check import young_share
 
 from .child_fleet import ChildFleet
 from .event_queue import EventQueue
@@ -122,8 +123,8 @@ def _refuse_live(task: Task) -> None:
 
 
 def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndarray] | None
-              ) -> tuple[torch.nn.Module, RowPartition]:
-    """Return the task's initial model, in eval mode, and the rows of this model.
+              ) -> tuple[torch.nn.Module, Contents, RowPartition]:
+    """Return the task's initial model, in eval mode, its contents, and its rows.
 
     :param above: rows and initial weights of the parent fleet, which a child fleet must use; None:
         this fleet has no parent fleet.
@@ -132,7 +133,8 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
     training = fleet.training
     with named_failures(task):
         model = task.model()
-    partition = partition_of_model(model, training.granularity, training.codec)
+    contents = contents_of(model)
+    partition = contents.partition(training.granularity, training.codec)
     if above is None:
         with named_failures(task):
             prepare(task, model)
@@ -143,8 +145,8 @@ def _prepared(fleet: FleetConfig, task: Task, above: tuple[RowPartition, np.ndar
         except PartitionMismatchError as error:
             raise ConfigError(f'the fleet {fleet.name} trains another model than its parent '
                               f'fleet: {error}') from error
-        unflatten(model, weights)
-    return model.eval(), partition
+        contents.store(weights)
+    return model.eval(), contents, partition
 
 
 def _worker(config: RobotConfig, fleet: FleetConfig, task: Task, weights: np.ndarray,
@@ -166,7 +168,7 @@ def _bytes_on_air(message: Any, traffic: float, header: int) -> float:
 
 
 def _has_diverged(master: np.ndarray, start: float) -> bool:
-    """Return whether the norm of a model has grown too far; ``start``: its initial norm."""
+    """Return whether the norm of parameters has grown too far; ``start``: their initial norm."""
     norm = float(np.linalg.norm(master.astype(np.float64)))
     return not norm <= DIVERGED * (start or math.sqrt(master.size))
 
@@ -202,17 +204,19 @@ class Simulation:
         task = task or load_task(training.task, training.task_options, fleet.seed,
                                  training.batch_size)
         _refuse_live(task)
-        model, partition = _prepared(fleet, task, model_above)
+        model, contents, partition = _prepared(fleet, task, model_above)
         self._traffic = traffic_factor(training.traffic, partition)
         with named_failures(task):
             clean, before = measure_clean(task, model), measure(task, model)
         lives = np.random.default_rng(fleet.seed).integers(1 << 63, size=1 + len(fleet.robots))
         self._task, self._model = task, model  # for the evaluation of the server's model
-        master = flatten(model)
-        self._norm = float(np.linalg.norm(master))  # norm of the initial model
+        master = contents.flatten()
+        self._contents = contents
+        # norm of the initial parameters
+        self._norm = float(np.linalg.norm(master[:partition.buffers.start]))
         self.server = ServerMachine(
             partition, master.copy(), int(lives[0]),
-            ServerConfig.of(fleet, fleet.capacities, self._traffic), frozen_values(model))
+            ServerConfig.of(fleet, fleet.capacities, self._traffic), contents.frozen_values())
         self.below = {name: Simulation(below, out and out / name, above=self._worked(name),
                                        model_above=(partition, master), keep_model=keep_model)
                       for name, below in child_fleets(fleet).items()}
@@ -347,19 +351,19 @@ class Simulation:
 
     def _measure_final(self) -> float:
         """Evaluate and record the server's final model; return NaN if that fails."""
-        unflatten(self._model, self.server.master)
+        self._contents.store(self.server.master)
         try:
             accuracy = measure(self._task, self._model)
         except Exception as error:   # an error of the task must not cost the results of the run
             self._recorder.fault(self.now, '', 'not_evaluated', failure(self._task, error))
             return math.nan
         if not math.isnan(accuracy):
-            self._recorder.server(self.now, self._iteration, accuracy)
+            self._recorder.server(self.now, self._iteration, accuracy, young_share(self._model))
         return accuracy
 
     def _save_model_outputs(self, out: Path) -> None:
         """Write the outputs of the final models for figures, if the task makes any."""
-        unflatten(self._model, self.server.master)
+        self._contents.store(self.server.master)
         shown = {SERVER: self._task.portrait(self._model), **{
             robot.name: robot.portrait(self._processes) for robot in self.real_robots
             if not robot.left}}
@@ -367,7 +371,7 @@ class Simulation:
 
     def _measure_server(self) -> None:
         """Evaluate the server's model, as the papers on GSGM and gradient coding do."""
-        unflatten(self._model, self.server.master)
+        self._contents.store(self.server.master)
         self._recorder.server(self.now, self._iteration, measure(self._task, self._model))
         self._at(self._server_every, self._measure_server)
 
@@ -462,7 +466,8 @@ class Simulation:
 
         :raises GradientError: the training diverges, or no robot of any fleet is left.
         """
-        if self._server_every and _has_diverged(self.server.master, self._norm):
+        if self._server_every and _has_diverged(
+                self.server.master[:self.server.partition.buffers.start], self._norm):
             raise GradientError(f'{robot.name}, {robot.failure}')
         self._recorder.fault(self.now, robot.name, FAILED, robot.failure)
         self._report(robot, 'stopped')  # before it leaves: this iteration is not finished

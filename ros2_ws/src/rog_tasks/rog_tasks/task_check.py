@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 REPEATED = 1.0  # s; a gradient that takes less is computed `TIMES` times, since the first is slow
 TIMES = 3
 EVALUATION = 2.0  # s after which the check stops an evaluation
+OLD = 0.003     # share of the first values below which the statistics of a BatchNorm are old enough
 NAMED = 3       # number of parameters or layers that a note names
 
 
@@ -42,6 +43,20 @@ def live_topic(task: Task) -> str:
     """Return the topic of a live source, which gives no batch before the fleet runs; or ''."""
     return next((source.image_topic for source in task.sources
                  if isinstance(source, CameraSource)), '')
+
+
+def young_share(model: 'nn.Module') -> float:
+    """Return which share of the statistics of a BatchNorm is still that of the start; 0 to 1.
+
+    It is that of the BatchNorm with the largest share, and 0 below `OLD`.
+    """
+    from torch import nn
+
+    shares = [(1 - layer.momentum) ** int(layer.num_batches_tracked) for layer in model.modules()
+              if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is not None
+              and layer.num_batches_tracked is not None]
+    share = float(max(shares, default=0.0))
+    return share if share >= OLD else 0.0
 
 
 def try_out(task: Task, model: 'nn.Module', rank: int = 0, world: int = 1) -> TaskCheck:
@@ -84,7 +99,7 @@ def _gradient(task: Task, model: 'nn.Module', batch: Any, watch: '_Watch'
         return tensor
 
     own = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-           for t in (*model.parameters(), *model.buffers())}
+           for t in (*model.parameters(), *model.buffers()) if t.layout == torch.strided}
     began = time.perf_counter()
     with watch.named_layer(), torch.autograd.graph.saved_tensors_hooks(keep, lambda same: same):
         loss = task.loss(model, batch)
@@ -138,6 +153,8 @@ class _Watch:
         self._model, self._single, self._running = model, '', ''
         self._evaluating: dict[str, None] = {}
         self._before = {name: b.shape for name, b in model.named_buffers()}
+        self._frozen = {name: (p, p._version) for name, p in model.named_parameters()
+                        if not p.requires_grad}
         norms = {name: layer for name, layer in model.named_modules()
                  if isinstance(layer, nn.modules.batchnorm._BatchNorm)}
         self._norms = norms
@@ -184,6 +201,11 @@ class _Watch:
                  if self._before.get(name) != b.shape]
         if grown:
             odd.append(f'buffers whose shape changes stay on each robot: {some(grown, NAMED)}')
+        moved = [name for name, (p, version) in self._frozen.items() if p._version != version]
+        if moved:
+            odd.append(f'the loss changes frozen parameters in place: {some(moved, NAMED)}; such '
+                       'a change stays on each robot, so the server keeps the values of model(). '
+                       'Make them buffers (register_buffer) to exchange them')
         return odd
 
     def close(self) -> None:

@@ -103,6 +103,7 @@ class Recorder:
         self._robots: dict[str, _Robot] = {}
         self._faults: Counter[str] = Counter()
         self._server: events.Evaluation | None = None   # the last one of the server's model
+        self._young = 0.0
         self._failed: dict[str, str] = {}  # robots that could not go on, and why
         self.clean = self.before = math.nan
         for event in former:
@@ -146,12 +147,13 @@ class Recorder:
         for phase, metric in (('clean', clean), ('before', before)):
             self._write(events.Evaluation(0.0, '', 0, metric, phase))
 
-    def server(self, t: float, iteration: int, metric: float) -> None:
+    def server(self, t: float, iteration: int, metric: float, young: float = 0.0) -> None:
         """Record the metric of the server's model.
 
-        ``iteration``: iteration of the fastest robot.
+        ``iteration``: iteration of the fastest robot. ``young``: share of the statistics of a
+        BatchNorm that are still those of the start.
         """
-        self._server = events.Evaluation(t, '', iteration, metric)
+        self._server, self._young = events.Evaluation(t, '', iteration, metric), young
         self._write(self._server)
 
     def status(self, t: float, message: RobotReport) -> None:
@@ -215,7 +217,8 @@ class Recorder:
             notes['faults'] = dict(self._faults)
         if self._server is not None:
             notes['server'] = {'accuracy': self._server.metric,
-                               'iteration': self._server.iteration}
+                               'iteration': self._server.iteration,
+                               **({'young': self._young} if self._young else {})}
         if self._failed:
             notes['failed'] = dict(self._failed)
         summary = Summary(sync or start.sync, start.task, start.seed, t, robots, start.fleet,

@@ -9,7 +9,8 @@
     robots       robot name -> the fields of RobotSummary
     notes        further information in free form: reason (why the run ended), faults (short
                   name -> number of such events in run.jsonl), server (accuracy of the server's
-                  model at its last evaluation, and its iteration), and failed (name of a robot
+                  model at its last evaluation, its iteration, and the share of a BatchNorm's
+                  statistics that are still those of the start, if any), and failed (name of a robot
                   that could not go on -> why)
 
 Keys are sorted and nothing depends on the wall clock, so equal outcomes give equal files.

@@ -14,7 +14,7 @@ from typing import Any
 import rclpy
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
-from fleet_env.versions import LATEST, MODEL_FILE, MODELS
+from fleet_env.versions import LATEST, MODEL_FILE, MODELS, Versions
 from fleet_ros.ending import Interruption
 from fleet_ros.reminder import Reminder
 from rclpy.executors import SingleThreadedExecutor
@@ -40,6 +40,7 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 # With the option --once, the table waits at most this number of seconds for the statuses of all
 # robots.
 COMPLETE = 3.0
+BETTER = 0.01  # an earlier version is named if its accuracy is higher by more than this
 
 
 class Monitor:
@@ -228,9 +229,16 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
 
 
 def say_model(out: Path) -> None:
-    """Name the file of the model that a run has made, if there is one."""
-    if (latest := out / MODELS / LATEST / MODEL_FILE).exists():
-        print(f'The model, for PyTorch, LOPInfer and policies: {latest}')
+    """Name the file of the model that a run has made, if there is one, and a better version."""
+    if not (latest := out / MODELS / LATEST / MODEL_FILE).exists():
+        return
+    print(f'The model, for PyTorch, LOPInfer and policies: {latest}')
+    versions = Versions(out / MODELS)
+    known = {version.number: version for version in versions.listed()}
+    best, last = known.get(versions.best()), known.get(versions.latest())
+    if best and last and last.measured and best.accuracy > last.accuracy + BETTER:
+        print(f'Version {best.number}, of iteration {best.iteration}, had '
+              f'{100 * best.accuracy:.1f} %: rog models export {out} --version best --to FILE')
 
 
 def outcome(summary: Summary, fleet: FleetConfig) -> None:
@@ -261,10 +269,15 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
     if (accuracy := server.get('accuracy')) is not None and not math.isnan(accuracy):
         console.print(f"The server's model at iteration {server['iteration']}: "
                       f'{100 * accuracy:.1f} %', highlight=False)
+    if young := server.get('young'):
+        console.print(f'note: {100 * young:.1f} % of the statistics of a BatchNorm are still those '
+                      'of the start, which may ruin the accuracy: train longer, or set a larger '
+                      'momentum in model()', highlight=False, markup=False, soft_wrap=True)
     for name, reason in summary.notes.get('failed', {}).items():
         console.print(f'{name} has left the fleet: {reason}', highlight=False, markup=False,
                       soft_wrap=True)
     if refused := summary.notes.get('faults', {}).get('push_refused'):
-        console.print(f'{refused} pushes were refused and changed nothing: their norm exceeded '
-                      f'{fleet.server.implausible:g} times the median (server.implausible). Is the '
-                      'learning rate, or the loss, too large?')
+        console.print(f'{refused} pushes were refused from the row on at which their norm became '
+                      f'implausible (server.implausible: {fleet.server.implausible:g}); run.jsonl '
+                      'says which and why. Is the learning rate, the loss, or the scale of the '
+                      'inputs too large?')

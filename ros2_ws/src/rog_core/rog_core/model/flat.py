@@ -50,10 +50,12 @@ class Buffer:
 class Contents:
     """The tensors of a model: what the fleet trains and exchanges, and what stays on each robot.
 
+    It is made once, when the model is new: later, the program may change ``requires_grad``.
     ``trained`` and ``frozen``: (name, parameter). ``left_out``: name and reason of each entry of
     ``state_dict()`` that is not exchanged.
     """
 
+    model: torch.nn.Module
     trained: list[tuple[str, torch.nn.Parameter]]
     buffers: list[Buffer]
     frozen: list[tuple[str, torch.nn.Parameter]]
@@ -72,6 +74,34 @@ class Contents:
         yield from (b.tensor() for b in self.buffers)
         if frozen:
             yield from (p.detach() for _, p in self.frozen)
+
+    def flatten(self) -> np.ndarray:
+        """Return trained parameters and buffers as one flat float32 array, on the host."""
+        return _joined(self.tensors())
+
+    def frozen_values(self) -> np.ndarray:
+        """Return the frozen parameters as one flat float32 array, on the host."""
+        return _joined(p.detach() for _, p in self.frozen)
+
+    def store(self, weights: np.ndarray) -> None:
+        """Store a flat float32 array in the trained parameters and the buffers.
+
+        The array may also contain the frozen parameters, as that of a grown partition does.
+        """
+        tensors = list(self.tensors(frozen=True))
+        sizes = [t.numel() for t in tensors]
+        least = len(self.trained) + len(self.buffers)
+        if len(weights) not in (sum(sizes), sum(sizes[:least])):
+            raise ConfigError(
+                f'the model has {sum(sizes[:least])} elements; {len(weights)} are given. Models '
+                'must have the same shapes on all machines and in all calls')
+        flat, at = torch.from_numpy(np.asarray(weights)), 0
+        with torch.no_grad():
+            for tensor in tensors:
+                if at == len(weights):
+                    break
+                _store(tensor, flat[at:at + tensor.numel()])
+                at += tensor.numel()
 
 
 def contents_of(model: torch.nn.Module) -> Contents:
@@ -101,7 +131,7 @@ def contents_of(model: torch.nn.Module) -> Contents:
             raise ConfigError(f'parameters {other} and {name} share memory; to tie them, make '
                               'them one parameter: a.weight = b.weight')
     buffers, left_out = _buffers(model)
-    frozen = []
+    frozen: list[tuple[str, torch.nn.Parameter]] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not parameter.numel():
             continue
@@ -110,7 +140,7 @@ def contents_of(model: torch.nn.Module) -> Contents:
             left_out[name] = f'it is frozen, and {parameter.dtype} on {parameter.device}'
         else:
             frozen.append((name, parameter))
-    return Contents(trained, buffers, frozen, left_out)
+    return Contents(model, trained, buffers, frozen, left_out)
 
 
 def _buffers(model: torch.nn.Module) -> tuple[list[Buffer], dict[str, str]]:
@@ -124,16 +154,28 @@ def _buffers(model: torch.nn.Module) -> tuple[list[Buffer], dict[str, str]]:
                 continue
             seen.add(id(tensor))
             name = f'{prefix}.{leaf}' if prefix else leaf
-            if tensor.is_meta or tensor.is_complex() or tensor.dtype == torch.bool \
-                    or tensor.is_quantized or tensor.layout != torch.strided:
-                left_out[name] = f'it is a buffer of type {tensor.dtype}'
-            elif tensor.is_floating_point():
-                found.append(Buffer(name, module, leaf, tensor.shape, Role.AVERAGE))
-            elif int(tensor.max()) >= EXACT or int(tensor.min()) <= -EXACT:
-                left_out[name] = f'it is a buffer with integers of {EXACT} or more'
+            if reason := _unfit(tensor):
+                left_out[name] = reason
             else:
-                found.append(Buffer(name, module, leaf, tensor.shape, Role.MAXIMUM))
+                role = Role.AVERAGE if tensor.is_floating_point() else Role.MAXIMUM
+                found.append(Buffer(name, module, leaf, tensor.shape, role))
     return found, left_out
+
+
+def _unfit(tensor: torch.Tensor) -> str:
+    """Return why a buffer stays on each robot; empty if robots exchange it."""
+    if tensor.is_meta or tensor.is_complex() or tensor.dtype == torch.bool \
+            or tensor.is_quantized or tensor.layout != torch.strided:
+        return f'it is a buffer of type {tensor.dtype}, {tensor.layout}'.replace(
+            ', torch.strided', '')
+    if tensor.is_inference() or 0 in tensor.stride():
+        return 'it is a buffer that cannot be changed in place'
+    if tensor.is_floating_point():
+        return '' if tensor.isfinite().all() else 'it is a buffer with NaN or infinite values'
+    whole = tensor.to(torch.int64)
+    if int(whole.max()) >= EXACT or int(whole.min()) <= -EXACT:
+        return f'it is a buffer with integers of {EXACT} or more'
+    return ''
 
 
 class FlatModel:
@@ -166,6 +208,8 @@ class FlatModel:
         # name and parameter, its elements, and the view of `gradient` for its gradient
         self._views: list[tuple[str, torch.nn.Parameter, slice, torch.Tensor]] = []
         self._is_first = True  # whether no gradient has been collected yet
+        self._given = {id(p) for p in model.parameters()}
+        self._alone: set[str] = set()  # integer buffers that stay on this robot from now on
         with torch.no_grad():
             _fill(self.weights, values)
             self.own.copy_(self.weights[self._buffers])
@@ -230,7 +274,8 @@ class FlatModel:
             at = 0
             for buffer in self.contents.buffers:
                 to = buffer.tensor()
-                to.copy_(self.own[at:at + to.numel()].view(to.shape))
+                if buffer.name not in self._alone:
+                    _store(to, self.own[at:at + to.numel()])
                 at += to.numel()
             self.load_weights()
 
@@ -280,6 +325,15 @@ class FlatModel:
         for buffer in self.contents.buffers:
             now, end = buffer.tensor().detach().reshape(-1), at + buffer.shape.numel()
             torch.sub(self.own[at:end], now.to(change), out=change[at:end])
+            if buffer.role == Role.MAXIMUM and buffer.name not in self._alone \
+                    and bool((change[at:end] > 0).any()):
+                self._alone.add(buffer.name)
+                warnings.warn(
+                    f'the integers of buffer {buffer.name} have become smaller, so it is no '
+                    'counter, of which a fleet has the largest: it stays on this robot from now on',
+                    stacklevel=4)
+            if buffer.name in self._alone:
+                change[at:end] = 0
             at = end
 
     def held(self) -> list[tuple[slice, torch.Tensor]]:
@@ -300,6 +354,11 @@ class FlatModel:
                     'you make its optimizer, and make only one optimizer for a model')
         known = {id(p) for _, p, *_ in self._views} | {id(p) for _, p in self.contents.frozen}
         for name, other in self._model.named_parameters():
+            if other.requires_grad and id(other) in self._given - known:
+                raise LocalProtocolError(
+                    f'parameter {name} was unfrozen, but it is {other.dtype} on {other.device}; '
+                    'parameters that are trained must be float32, float16 or bfloat16 on one '
+                    'device')
             if other.requires_grad and id(other) not in known:
                 raise LocalProtocolError(
                     f'parameter {name} was added, or replaced, after the optimizer was made, so '
@@ -358,40 +417,34 @@ def as_array(tensor: torch.Tensor) -> Array:
     return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 
-def flatten(model: torch.nn.Module) -> np.ndarray:
-    """Return trained parameters and buffers of a model as one flat float32 array, on the host."""
-    return _joined(contents_of(model).tensors())
-
-
-def frozen_values(model: torch.nn.Module) -> np.ndarray:
-    """Return the frozen parameters of a model as one flat float32 array, on the host."""
-    return _joined(p.detach() for _, p in contents_of(model).frozen)
-
-
 def _joined(tensors: Iterator[torch.Tensor]) -> np.ndarray:
     parts = [t.reshape(-1).to('cpu', torch.float32) for t in tensors]
     return torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
 
 
-def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
-    """Store a flat float32 array in the trained parameters and the buffers of a model.
+def _store(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy float32 ``values`` into a tensor, unless they are its own, rounded to float32.
 
-    The array may also contain the frozen parameters, as that of a grown partition does.
+    So a float64 buffer that nobody changes keeps its values.
     """
-    contents = contents_of(model)
-    tensors = list(contents.tensors(frozen=True))
-    sizes = [t.numel() for t in tensors]
-    least = len(contents.trained) + len(contents.buffers)
-    if len(weights) not in (sum(sizes), sum(sizes[:least])):
-        raise ConfigError(f'the model has {sum(sizes[:least])} elements; {len(weights)} are given. '
-                          'Models must have the same shapes on all machines and in all calls')
-    flat, at = torch.from_numpy(np.asarray(weights)), 0
-    with torch.no_grad():
-        for tensor in tensors:
-            if at == len(weights):
-                break
-            tensor.copy_(flat[at:at + tensor.numel()].view(tensor.shape))
-            at += tensor.numel()
+    values = values.view(tensor.shape)
+    if tensor.dtype != torch.float64 or not torch.equal(tensor.to(values), values):
+        tensor.copy_(values)
+
+
+def flatten(model: torch.nn.Module) -> np.ndarray:
+    """See `Contents.flatten`."""
+    return contents_of(model).flatten()
+
+
+def frozen_values(model: torch.nn.Module) -> np.ndarray:
+    """See `Contents.frozen_values`."""
+    return contents_of(model).frozen_values()
+
+
+def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
+    """See `Contents.store`."""
+    contents_of(model).store(weights)
 
 
 def partition_of_model(model: Any, granularity: str, codec: str) -> RowPartition:

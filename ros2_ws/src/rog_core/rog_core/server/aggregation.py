@@ -86,11 +86,33 @@ class Aggregation:
         elif self.counts(member):
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
-    def take_buffers(self, member: Member, rows: Rows, active: Collection[Member]) -> None:
-        """Apply checked buffers of a push; ``active``: the members that take part in training."""
-        weight = buffers.share(member.step, [m.step for m in active])
-        buffers.apply(self.model.partition, self.model.master, member.mirror.rows, rows.ids,
-                      rows.data, weight)
+    def take_buffers(self, member: Member, rows: Rows, active: Collection[Member], own: bool
+                     ) -> None:
+        """Apply checked buffers of a push.
+
+        ``active``: the members that take part in training. ``own``: whether robots keep their own
+        buffers.
+        """
+        model, steps = self.model, [m.step for m in active]
+        if own:
+            fleet = [(buffers.share(m.step, steps), m.mirror.rows) for m in active
+                     if m.mirror.known]
+            buffers.apply_own(model.partition, model.master, member.mirror.rows, rows.ids,
+                              rows.data, fleet)
+        else:
+            buffers.apply(model.partition, model.master, member.mirror.rows, rows.ids, rows.data,
+                          buffers.share(member.step, steps))
+
+    def rest(self, rows: np.ndarray) -> None:
+        """Stop what a method does by itself, such as momentum, in rows that no robot trains.
+
+        ``rows``: bool (rows,).
+        """
+        partition = self.model.partition
+        for row in np.flatnonzero(rows):
+            part = slice(int(partition.row_offsets[row]), int(partition.row_offsets[row + 1]))
+            for values in self.method.arrays().values():
+                values[part] = 0
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
         """Handle the end of a member's push; ``fleet``: progress of all robots after this push."""

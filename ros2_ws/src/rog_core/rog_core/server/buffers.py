@@ -8,7 +8,7 @@ seen more batches, and so counts more. Integers become the maximum over the robo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from ..codecs.base import starts_of
 from ..model.partition import RowPartition
 from ..protocol.steps import Step
 
-ABSURD = 1e4  # the norm of a change of buffers may be at most ABSURD * (1 + norm of the buffers)
+# The norm of a change of buffers may be at most ABSURD * (1 + norm of the buffers). Statistics
+# begin at 0 and 1, and those of depths in mm are 1e7.
+ABSURD = 1e9
 
 
 def share(step: Step, fleet: Iterable[Step]) -> float:
@@ -47,14 +49,37 @@ def apply(partition: RowPartition, master: Array, mirror: Array, ids: np.ndarray
     segments of buffers in the push, and their raw values, buffers before minus buffers after.
     ``weight``: see `share`.
     """
-    lengths, change = partition.lengths[ids], RAW.floats(data)
-    elements = np.repeat(partition.offsets[ids] - starts_of(lengths), lengths) \
-        + np.arange(change.size)
-    at = elements if isinstance(master, np.ndarray) else from_host(elements, master)
+    elements, at, change = _sent(partition, master, ids, data)
     before, theirs = to_host(master[at]), to_host(mirror[at]) - change
     after = combined(before, before - np.float32(weight) * change, theirs,
                      partition.are_integers[elements - partition.buffers.start], weight)
     master[at] = from_host(after, master)
+
+
+def apply_own(partition: RowPartition, master: Array, mirror: Array, ids: np.ndarray,
+              data: np.ndarray, fleet: Sequence[tuple[float, Array]]) -> None:
+    """Handle a push of a robot that keeps its own buffers (FedBN): ``master`` gets their mean.
+
+    Such a robot never pulls buffers, so ``mirror`` follows its pushes. ``fleet``: share and mirror
+    of each robot that takes part. Other arguments: see `apply`.
+    """
+    elements, at, change = _sent(partition, master, ids, data)
+    mirror[at] = mirror[at] - from_host(change, master)
+    own = [(share, to_host(rows[at])) for share, rows in fleet or [(1.0, mirror)]]
+    mean = sum(share * values for share, values in own) / sum(share for share, _ in own)
+    integers = partition.are_integers[elements - partition.buffers.start]
+    most = np.max([values for _, values in own], axis=0)
+    master[at] = from_host(np.where(integers, most, mean).astype(np.float32), master)
+
+
+def _sent(partition: RowPartition, master: Array, ids: np.ndarray, data: np.ndarray
+          ) -> tuple[np.ndarray, Array, np.ndarray]:
+    """Return the elements of segments, on the host and as indices of ``master``, and the values."""
+    lengths, change = partition.lengths[ids], RAW.floats(data)
+    elements = np.repeat(partition.offsets[ids] - starts_of(lengths), lengths) \
+        + np.arange(change.size)
+    at = elements if isinstance(master, np.ndarray) else from_host(elements, master)
+    return elements, at, change
 
 
 def combined(before: np.ndarray, after: np.ndarray, theirs: np.ndarray, integers: np.ndarray,

@@ -15,7 +15,7 @@ from . import buffers
 from .member import Member
 from .places import take_back
 from .pulls import Pulls
-from .push_filter import PushFilter
+from .push_filter import LARGEST, PushFilter
 from .shared import Shared
 
 # A push can arrive before the receipt of the pull that preceded it. Until the receipt arrives, the
@@ -113,14 +113,18 @@ class Pushes:
 
     def _apply_buffers(self, member: Member, rows: Rows) -> list[Action]:
         shared, push = self.shared, member.push
-        if push.refused or buffers.is_absurd(shared.partition, shared.master, rows.energy):
+        absurd = shared.config.implausible and buffers.is_absurd(
+            shared.partition, shared.master, rows.energy)
+        if push.refused or absurd or rows.energy > LARGEST ** 2:
             push.refused += 1
             if push.refused > 1:
                 return []
             shared.refused[member.robot] += 1
             return [Notice(member.robot, 'push_refused', 'it changes buffers, such as the '
-                           'statistics of a BatchNorm, as no healthy robot does')]
-        shared.aggregation.take_buffers(member, rows, shared.active())
+                           'statistics of a BatchNorm, as no healthy robot does; are the inputs '
+                           'of a very large scale? (server.implausible: 0 allows it)')]
+        shared.aggregation.take_buffers(member, rows, shared.active(),
+                                        shared.config.transfer.buffers == 'local')
         return []
 
     def on_end(self, robot: str, end: End, now: float) -> list[Action]:
@@ -154,6 +158,10 @@ class Pushes:
         if any(k < len(parameters) and parameters[k].role == Role.FROZEN for k in switched):
             self.shared.grow()
         member.trained = self.shared.partition.trained(switched)
+        if switched:
+            rest = self.shared.partition.trained() & ~np.any(
+                [m.trained for m in self.shared.members.values() if m.alive], axis=0)
+            self.shared.aggregation.rest(rest)
 
     def _bring(self, member: Member, segments: int, now: float) -> None:
         push, computed = member.push, not math.isnan(member.computes)

@@ -97,6 +97,7 @@ class Accumulator:
             self.drift = joined(self.drift, more)
         self.magnitude = np.append(self.magnitude, np.zeros(
             self.partition.segments - self.magnitude.size, np.float32))
+        self._hold()
 
     def restore_frozen(self) -> None:
         """Give frozen parameters their first values, from which a snapshot of the server begins.
@@ -119,9 +120,11 @@ class Accumulator:
         The steps of a parameter that has become frozen are dropped, and its values in ``model``
         stay as they are until it is unfrozen, or the run ends.
         """
-        if tuple(switched) == self.switched:
-            return
-        self.switched = tuple(switched)
+        if tuple(switched) != self.switched:
+            self.switched = tuple(switched)
+            self._hold()
+
+    def _hold(self) -> None:
         starts = self.partition.starts
         self._held = [
             slice(int(starts[k]), int(starts[k + 1]))
