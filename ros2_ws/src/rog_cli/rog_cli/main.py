@@ -92,7 +92,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
     except SystemExit as error:  # raised by a task or method; exit code 0 would look like success
-        print(f'rog: the task or method called sys.exit({error.code}); it must not end the program',
+        # ``code`` is lost where the exception came from another process, its text is not
+        print(f'rog: the task or method called sys.exit({error}); it must not end the program',
               file=sys.stderr)
         return 1
     return code
