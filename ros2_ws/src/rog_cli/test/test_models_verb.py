@@ -186,7 +186,7 @@ def test_the_best_version_is_another_than_the_latest(folder, capsys):
     (['export', '--version', '9', '--to', 'm.pt'], "best, latest or one of 1, 2, got '9'"),
     (['export', '--version', 'best', '--to', 'm.pt'], 'no version has an accuracy'),
     (['export', '--to', 'm.onnx'], 'must end in one of .safetensors, .pt, .pth, .ts, .pt2'),
-    (['export', '--to', 'gone/m.pt'], '--to gone/m.pt cannot be written: No such file')])
+    (['export', '--to', 'gone/m.pt'], '--to gone/m.pt: its folder must exist')])
 def test_what_cannot_be_done_is_said_in_one_line(folder, capsys, arguments, words):
     trained(folder / 'runs/one', [math.nan, math.nan])
     code, text, error = rog(capsys, *arguments)

@@ -76,6 +76,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     kind = options.format or _format_of(options.to)
+    if not options.to.parent.is_dir():  # known before a program is traced, which takes a while
+        raise VersionError(f'--to {options.to}: its folder must exist, but {options.to.parent} '
+                           'does not; make it first')
     store = _store(options.directory)
     version = store.read(_number(store, options.version))
     file = store.path(version.number) / MODEL_FILE
@@ -100,7 +103,8 @@ def _store(directory: Path | None) -> Versions:
             raise VersionError(f'no folder in {RUNS.absolute()} holds a model; give the folder of '
                                'a run')
     if not run.is_dir():
-        raise VersionError(f'{run} must be the folder of a run, but there is no such folder')
+        found = 'is a file' if run.exists() else 'does not exist'
+        raise VersionError(f'{run} must be the folder of a run, but it {found}')
     store = Versions(models_folder(run))
     if not store.numbers():
         raise VersionError(f'{run} has no version of a model ({MODELS}/1); a run that ended before '
