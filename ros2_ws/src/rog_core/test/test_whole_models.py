@@ -20,7 +20,7 @@ events = st.lists(st.tuples(st.sampled_from([*EVENTS, *['switch'] * 6]), st.inte
                             st.floats(0.05, 1.5)), max_size=12)
 
 
-@settings(max_examples=SCHEDULES, deadline=None, derandomize=SCHEDULES < 1000,
+@settings(max_examples=max(1, SCHEDULES // 2), deadline=None, derandomize=SCHEDULES < 1000,
           suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 2 ** 32), robots=st.integers(1, 4), sync=st.sampled_from(SYNCS),
        codec=st.sampled_from(CODECS), network=network, events=events)
