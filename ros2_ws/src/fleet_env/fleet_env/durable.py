@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -46,6 +47,42 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         # open() puts the file's name into its error; write() does not
         error.filename = os.fspath(path)
         raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step: a program that reads it meanwhile sees the former one.
+
+    :raises OSError: it cannot be written; the former file is unchanged.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}-')
+    try:
+        with os.fdopen(handle, 'wb') as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the list of names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def finite(value: Any) -> Any:
+    """Return ``value`` with None for each float that is NaN or infinite, which JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def hold(path: Path, who: str) -> int:
@@ -147,7 +184,7 @@ class Kept:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             os.replace(self._temporary(len(text).to_bytes(8, 'little') + text, body), path)
-            self._flush_directory()
+            flush(self.directory)
         except OSError as error:
             raise DurableError(f'{path} cannot be written: {error.strerror}') from None
         for old in [*there, number][:-self.keep]:
@@ -199,13 +236,6 @@ class Kept:
             os.unlink(path)
             raise
         return path
-
-    def _flush_directory(self) -> None:
-        handle = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet_env.durable import read_file
+from fleet_env.durable import finite, flush, read_file
 from fleet_env.errors import VersionError, why_unread
 
 SCHEMA = 'rog-version/1'
@@ -146,21 +146,22 @@ class Versions:
         version = Version(number=max(numbers, default=0) + 1, parent=max(numbers, default=0),
                           digest=hashlib.sha256(model).hexdigest(), **about)
         path = self.path(version.number)
-        text = json.dumps({'schema': SCHEMA, **_finite(dataclasses.asdict(version))}, indent=2)
+        text = json.dumps({'schema': SCHEMA, **finite(dataclasses.asdict(version))}, indent=2)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.tidy()
             temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=_TEMPORARY))
             try:
                 temporary.chmod(0o755)
-                _flushed(temporary / MODEL_FILE, model)
-                _flushed(temporary / ABOUT_FILE, text.encode() + b'\n')
-                _flush(temporary)
+                for name, content in ((MODEL_FILE, model), (ABOUT_FILE, text.encode() + b'\n')):
+                    (temporary / name).write_bytes(content)
+                    flush(temporary / name)
+                flush(temporary)
                 os.rename(temporary, path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            _flush(self.folder)
+            flush(self.folder)
             self._point(version.number)
         except OSError as error:
             raise VersionError(f'{path} cannot be written: {error.strerror}') from None
@@ -191,11 +192,11 @@ class Versions:
                 return
             raise
         os.replace(link, self.folder / LATEST)
-        _flush(self.folder)
+        flush(self.folder)
 
     def _prune(self) -> None:
-        kept = {*self.numbers()[-self.keep:], self.best(), self.latest()}
-        for number in set(self.numbers()) - kept:
+        numbers = self.numbers()
+        for number in {*numbers} - {*numbers[-self.keep:], self.best(), self.latest()}:
             # Rename it first, so that a crash leaves no half of a version. If it cannot be deleted,
             # it stays; the new version is complete.
             with suppress(OSError):
@@ -283,23 +284,3 @@ def newest_run(runs: Iterable[Path]) -> Path | None:
     found = [(folder.stat().st_mtime_ns, run) for run in runs
              if (folder := run / MODELS).is_dir()]
     return max(found, default=(0, None))[1]
-
-
-def _flushed(path: Path, content: bytes) -> None:
-    with open(path, 'wb') as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in fields.items()}

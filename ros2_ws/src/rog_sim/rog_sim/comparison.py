@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fleet_env.durable import read_file
+from fleet_env.durable import finite, read_file
 from fleet_env.errors import RecordError, why_unread
-from fleet_env.records.summary import finite
 
 from .measure import Run
 

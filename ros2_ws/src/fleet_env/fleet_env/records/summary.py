@@ -18,15 +18,12 @@ Keys are sorted and nothing depends on the wall clock, so equal outcomes give eq
 
 import dataclasses
 import json
-import math
-import os
-import tempfile
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fleet_env.durable import read_file
+from fleet_env.durable import finite, read_file, write_whole
 from fleet_env.errors import RecordError, why_unread
 from fleet_env.records.events import SCHEMA, parse_fields
 
@@ -85,15 +82,7 @@ def write_summary(directory: str | PathLike[str], summary: Summary) -> Path:
     text = json.dumps(finite(dataclasses.asdict(summary)), indent=2, sort_keys=True) + '\n'
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix='.summary-')
-        try:
-            with os.fdopen(handle, 'w', encoding='utf-8') as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, text.encode())
     except OSError as error:
         raise RecordError(f'cannot be written: {error.strerror}', str(path)) from error
     return path
@@ -135,14 +124,3 @@ def _robot(data: Any, file: str) -> RobotSummary:
 
 def _number(value: float | None) -> float:
     return _NAN if value is None else float(value)
-
-
-def finite(value: Any) -> Any:
-    """Return ``value`` with None for each float that is NaN or infinite, which JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

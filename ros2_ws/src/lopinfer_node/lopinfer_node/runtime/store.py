@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fleet_env.durable import flush
+
 from ..errors import ModelError, RemoteError
 from ..model.files import GRAPH, WEIGHTS, load, save
 
@@ -93,7 +95,7 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
             save(traced, folder)
             for file in FILES:
-                _sync(folder / file)
+                flush(folder / file)
             self._complete(folder)
 
     def remove(self, digest: str) -> None:
@@ -135,7 +137,7 @@ class Store:
         if self._hashes.pop(path).hexdigest() != request.sha256 or received > request.size:
             path.unlink()
             return UploadReply(False, f'{request.file} arrived damaged; send it again')
-        _sync(path)   # otherwise a power loss may leave an empty file
+        flush(path)   # otherwise a power loss may leave an empty file
         path.rename(folder / request.file)
         return UploadReply(True, '', received, self._complete(folder))
 
@@ -172,9 +174,9 @@ class Store:
     def _complete(self, folder: Path) -> bool:
         if not all((folder / file).exists() for file in FILES):
             return False
-        _sync(folder)
+        flush(folder)
         folder.rename(self.path(folder.stem))
-        _sync(self.directory)
+        flush(self.directory)
         return True
 
 
@@ -207,15 +209,6 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
                 offset = reply.received
                 file.seek(offset)
                 data = file.read(PART_BYTES)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or the list of names in a folder, to the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _hash(file: Any) -> Any:

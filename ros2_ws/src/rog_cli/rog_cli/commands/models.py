@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from pathlib import Path
 
+from fleet_env.durable import write_whole
 from fleet_env.errors import VersionError
 from fleet_env.versions import (
     MODEL_FILE,
@@ -88,7 +87,10 @@ def _export(options: argparse.Namespace) -> int:
         content = _pickled(content)
     elif kind != 'safetensors':
         content = _with_code(store.folder.parent, file, kind)
-    _write(options.to, content)
+    try:
+        write_whole(options.to, content)
+    except OSError as error:
+        raise VersionError(f'--to {options.to} cannot be written: {error.strerror}') from error
     print(f'wrote {options.to}: version {version.number} of {store.folder.parent}, iteration '
           f'{version.iteration}, accuracy {_accuracy(version)}')
     return 0
@@ -170,19 +172,3 @@ def _with_code(run: Path, file: Path, kind: str) -> bytes:
         model = task.model()
     load_weights(model, file)
     return exported(task, model, kind, len(fleet.robots))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file, in one step: a program that reads it meanwhile sees the former one."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}-')
-        try:
-            with os.fdopen(handle, 'wb') as file:
-                file.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise VersionError(f'--to {path} cannot be written: {error.strerror}') from error
