@@ -73,7 +73,7 @@ def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
                     RowChunk(**same, sequence=0, codec=1, segments=65535, ids=[255] * 9, values=[]),
                     RowChunk(**same, sequence=0, codec=1, segments=2, ids=[255, 255, 3, 0],
                              values=[255] * 40),
-                    RowAck(**same, next_expected=top, received_mask=2 ** 64 - 1),
+                    RowAck(incarnation=session, packet=top, mask=2 ** 64 - 1, arrived=1.0),
                     TransferEnd(**same, chunks=top, duration=float('nan'),
                                 mta_duration=float('nan')),
                     TransferReceipt(**same, chunks=top, taken=[255] * 100)):

@@ -507,7 +507,8 @@ LIES = {
     'a receipt that does not fit its count': (Receipt, True, lambda p, r: [
         replace(r, taken=taken) for taken in (r.taken + b'\0', r.taken + bytes(10**6))]),
     'acknowledgements beyond the window': (Receipt, True, lambda p, r: [
-        Ack(r.transfer, 10**6, 0), Ack(r.transfer, 2**32 - 1, 0), Ack(r.transfer, 0, 2**64 - 1)]),
+        Ack(number, mask, at, r.transfer.incarnation) for number, mask, at in (
+            (10**6, 0, 1.0), (2**31, 2**64 - 1, 1.0), (0, 2**64 - 1, math.nan))]),
 }
 
 

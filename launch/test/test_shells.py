@@ -5,9 +5,9 @@ Every method trains over real DDS.
 
 import threading
 
+import fleet_link.estimate
 import numpy as np
 import pytest
-import rog_core.transfer.link
 from fleet_env.settings.base import changed
 from fleet_env.settings.fleet import (
     FleetConfig,
@@ -66,8 +66,8 @@ MORE = [('bsp', {}), ('rsp:3', {}), ('rsp:4+pipeline', {}), ('gsgm', {}), ('hgc'
     *QUICK, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)])
 def test_both_shells_decide_the_same(tmp_path, monkeypatch, sync, changes):
     def patient():  # sets timeouts so long that no chunk counts as lost on a slow host
-        monkeypatch.setattr(rog_core.transfer.link, 'MIN_RTO', 20.0)
-        monkeypatch.setattr(rog_core.transfer.link, 'MAX_RTO', 20.0)
+        monkeypatch.setattr(fleet_link.estimate, 'INITIAL_TIMEOUT', 20.0)
+        monkeypatch.setattr(fleet_link.estimate, 'GRANULARITY', 20.0)
 
     script = {pushes: lambda server, now, to=to: server.set_sync(to, now)
               for pushes, to in changes.items()}

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, Plan
 from lopinfer_node.runtime.choice import PlannedTable
 from lopinfer_node.runtime.client import (
@@ -18,7 +19,15 @@ from lopinfer_node.runtime.client import (
     Upload,
 )
 from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
-from lopinfer_node.runtime.wire import NO_PLAN, NOT_OPEN, PROBE, Ack, Arrivals, Piece, plan_number
+from lopinfer_node.runtime.wire import (
+    NO_PLAN,
+    NOT_OPEN,
+    PROBE,
+    Ack,
+    Piece,
+    acknowledge,
+    plan_number,
+)
 from numpy_program import Program, alike, expected, small_graph
 
 GRAPH = small_graph()
@@ -30,15 +39,19 @@ REPLY = OpenReply(READY, '', 7, False, np.ones(len(GRAPH)), np.ones(len(GRAPH)))
 
 
 def answer(machine, actions, now, rate=20e6, status=0):
-    """Acknowledge the pieces in ``actions``, as if a link with ``rate`` bytes/s delivered them.
+    """Acknowledge the pieces in ``actions``, and those that follow, over a link of ``rate`` B/s.
 
-    Returns the actions that follow.
+    Returns the other actions that follow, and the time of the last acknowledgement.
     """
-    arrivals, out, at = Arrivals(), [], now + 0.001
-    for piece in [a for a in actions if isinstance(a, Piece)]:
-        at += len(piece.data) / rate
-        out += machine.on_ack(arrivals.note(piece, at, status), at)
-    return out
+    inbox, out, waiting, at = Arrivals(), [], list(actions), now + 0.001
+    while waiting:
+        piece = waiting.pop(0)
+        if isinstance(piece, Piece):
+            at += len(piece.data) / rate
+            waiting += machine.on_ack(acknowledge(inbox, piece, at, status), at)
+        else:
+            out.append(piece)
+    return out, at
 
 
 def opened(rate=20e6):
@@ -47,7 +60,10 @@ def opened(rate=20e6):
     assert machine.on_time(0.0) == [CallOpen()]
     assert isinstance(machine.on_open(REPLY, 0.1)[0], MakePlans)
     assert machine.on_plans_made(TABLE, 0.2) == [CallSetPlans()]
-    answer(machine, machine.on_plans_set(READY, '', 0.3), 0.3, rate)
+    _, now = answer(machine, machine.on_plans_set(READY, '', 0.3), 0.3, rate)
+    while machine.state == CHECKING:
+        _, now = answer(machine, machine.on_time(machine.deadline), machine.deadline, rate)
+        assert now < 0.9
     assert machine.state == OPEN
     return machine
 
@@ -80,10 +96,10 @@ def test_below_the_first_shared_bin_the_robot_is_alone():
 
 def test_an_idle_probe_decides_the_bin_after_a_fade():
     machine = opened(20e6)
-    probe = machine.on_time(1.0)
+    probe = machine.on_time(machine.deadline)
     assert {p.transfer for p in probe} == {PROBE} and sum(len(p.data) for p in probe) == 64000
-    answer(machine, probe, 1.0, rate=2e6)
-    assert machine.choose(1.5) == 1
+    answer(machine, probe, machine.deadline, rate=2e6)
+    assert machine.choose(2.0) == 1
 
 
 def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
@@ -92,13 +108,13 @@ def test_the_down_links_bandwidth_is_what_the_server_measured_and_decides_too():
     machine.choice.table = PlannedTable(TABLE.bandwidths, plans, chosen, 0.1 + chosen)
     # until the downlink has been measured, the client assumes that its rate is the uplink's rate
     assert machine.choose(1.0) == 2
-    probe = machine.on_time(1.0)
-    for piece in probe:
-        machine.on_ack(Ack(5, piece.packet, 0, 1.01, rate=2e6), 1.01)
-    assert machine.rates[1] == 2e6 and machine.choose(1.2) == 1
-    _, pieces = begin(machine, 1.3)
+    now = machine.deadline
+    for piece in machine.on_time(now):
+        machine.on_ack(Ack(piece.packet, 0, now + 0.01, 5, rate=2e6), now + 0.01)
+    assert machine.rates[1] == 2e6 and machine.choose(now + 0.2) == 1
+    _, pieces = begin(machine, now + 0.3)
     assert machine.report.estimate == 1.1 and len(pieces)
-    machine.on_ack(Ack(5, pieces[0].packet, 0, 1.31, rate=math.nan), 1.31)
+    machine.on_ack(Ack(pieces[0].packet, 0, now + 0.31, 5, rate=math.nan), now + 0.31)
     assert machine.rates[1] == 2e6
 
 
@@ -209,7 +225,7 @@ def test_a_late_piece_of_the_request_before_is_not_taken_for_this_one():
 def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
     machine = opened()
     _, pieces = begin(machine, 1.0)
-    out = answer(machine, pieces, 1.0, status=NOT_OPEN)
+    out, _ = answer(machine, pieces, 1.0, status=NOT_OPEN)
     assert out == [CallOpen()] and machine.state == OPENING
     # The server has restarted and has lost the request. So the robot must finish the request alone,
     # although the request's deadline has not passed.
@@ -219,8 +235,8 @@ def test_a_server_that_was_restarted_is_opened_again_and_gets_the_plans():
 
 def test_a_server_without_the_plans_gets_them():
     machine = opened()
-    probe = machine.on_time(1.0)
-    assert answer(machine, probe[:1], 1.0, status=NO_PLAN) == [CallSetPlans()]
+    probe = machine.on_time(machine.deadline)
+    assert answer(machine, probe[:1], 1.5, status=NO_PLAN)[0] == [CallSetPlans()]
     assert machine.state == PLANNING
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.outbox import Outbox, Route
 from lopinfer_node.runtime.server import (
@@ -34,8 +35,8 @@ from lopinfer_node.runtime.wire import (
     OK,
     PROBE,
     Ack,
-    Arrivals,
     Piece,
+    acknowledge,
     plan_number,
 )
 from numpy_program import Program, expected, small_graph
@@ -106,19 +107,30 @@ def test_the_first_piece_opens_a_request_and_the_answer_says_how_long_it_took():
 
 
 def test_a_probe_is_answered_by_one_of_the_same_size_and_then_with_the_down_links_rate():
-    server, box, arrivals = serving('robot1'), Outbox(5, MAX_PIECE), Arrivals()
-    box.probe(64000, 4)
-    up = box.poll(0.0)
-    sent = [s.message for piece in up for s in server.on_piece('robot1', piece, 1.0)]
-    assert [m.rate for m in sent if isinstance(m, Ack)] == [0.0] * 4
-    down = [m for m in sent if not isinstance(m, Ack)]
-    assert {p.transfer for p in down} == {PROBE} and sum(len(p.data) for p in down) == 64000
-    for k, piece in enumerate(down):
-        at = 1.01 + (k + 1) * len(piece.data) / 4e6
-        assert server.on_ack('robot1', arrivals.note(piece, at), at) == []
-    box.probe(64000, 4)
-    (ack, *_) = server.on_piece('robot1', box.poll(1.0)[0], 1.1)
-    assert ack.message.rate == pytest.approx(4e6)
+    server, box, inbox, now = serving('robot1'), Outbox(5, MAX_PIECE), Arrivals(), 1.0
+    for _ in range(3):  # before the first probe, no more than two pieces may be on the way
+        box.probe(64000, 4)
+        up, down, rates, carried = box.poll(now), [], [], 0
+        while up or down:
+            if up:
+                sent = [s.message for s in server.on_piece('robot1', up.pop(0), now)]
+            else:
+                piece = down.pop(0)
+                assert piece.transfer == PROBE
+                carried += len(piece.data)
+                now += len(piece.data) / 4e6
+                sent = [s.message for s in server.on_ack(
+                    'robot1', acknowledge(inbox, piece, now), now)]
+            for message in sent:
+                if isinstance(message, Ack):
+                    box.on_ack(message, now)
+                    up += box.poll(now)
+                    rates.append(message.rate)
+                else:
+                    down.append(message)
+        assert carried == 64000 and len(rates) == 4
+        now += 0.25
+    assert rates == pytest.approx([4e6] * 4, rel=0.01)
 
 
 def test_server_never_answers_a_probe_with_more_than_acknowledgements():
@@ -172,8 +184,8 @@ def test_a_piece_of_an_unknown_plan_or_life_is_answered_with_the_reason():
         assert server.on_piece('robot1', unknown, 1.0)[0].message.status == NO_PLAN
     assert server.on_piece('robot1', replace(piece, part=1, parts=2).sealed(), 1.0) == []
     assert server.on_piece('robot1', replace(piece, data=b'\1'), 1.0) == []
-    assert server.on_ack('robot1', Ack(6, 0, 0, 1.0), 1.0) == []
-    assert server.on_ack('robot1', Ack(5, 99, 0, 1.0), 1.0) == []
+    assert server.on_ack('robot1', Ack(0, 0, 1.0, 6), 1.0) == []
+    assert server.on_ack('robot1', Ack(99, 0, 1.0, 5), 1.0) == []
     assert server.dropped == {'foreign': 2, 'plan': 2, 'corrupt': 3}
     assert server.work() is None
 

@@ -82,7 +82,7 @@ class Pair:
         store = Accumulator(partition, put(np.zeros(partition.elements, np.float32)))
         self.worker = WorkerMachine('robot0', 2, store, transfer)
         self.gradient = put(self.noise.standard_normal(partition.elements, np.float32))
-        self.worker.link.rate = FAST
+        self.worker.link.expect(FAST, 1e-3)
         for other in range(1, robots):
             self._admit(f'robot{other}', 100 + other)
         self.deliver(self.worker.start(0.0))
@@ -114,7 +114,7 @@ class Pair:
                 message = action.message
                 if isinstance(message, RegisterRequest):
                     response, more = self.server.on_register(message, self.now)
-                    self.server.members['robot0'].link.rate = FAST
+                    self.server.members['robot0'].link.expect(FAST, 1e-3)
                     self.worker.on_register_response(response, self.now)
                     queue += [('server', a) for a in more]
                 elif sender == 'robot':
@@ -139,7 +139,8 @@ class Pair:
         self.clock.spent, self.questions = {}, 0
         self.worker.command = Command(mta_time=BUDGET, sending=self.server.method.sending())
         self.server.members['robot0'].push_mta = BUDGET
-        self.worker.link.rate = self.server.members['robot0'].link.rate = FAST
+        for link in (self.worker.link, self.server.members['robot0'].link):
+            link.expect(FAST, 1e-3)
         actions = self.clock.measure('worker', self.worker.on_gradient, self.gradient, SGD,
                                      self.now)
         self.deliver(actions)

@@ -18,7 +18,7 @@ from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import DONE
 from rog_core.transfer import plan as plans
-from rog_core.transfer.link import MIN_CHUNK, LinkEstimate
+from rog_core.transfer.link import MIN_CHUNK, RowLink
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
 from rog_core.worker.accumulator import Accumulator
@@ -44,11 +44,11 @@ def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
 
 
 def _body(message: Chunk | Ack | End | Receipt) -> int:
-    if isinstance(message, Chunk):  # fixed fields of 24 bytes, then ids and values
+    if isinstance(message, Chunk):  # fixed fields of 28 bytes, then ids and values
         ids = -(-(4 + message.ids.size) // 4) * 4
-        return 4 + 24 + ids + 4 + message.values.size
+        return 4 + 28 + ids + 4 + message.values.size
     if isinstance(message, Ack):
-        return 4 + 8 + 4 + 4 + 8 + 4 + 1
+        return 4 + 8 + 8 + 8 + 4
     if isinstance(message, End):
         command = message.command
         # first the fixed fields, aligned as in the message; then the step's name and its numbers
@@ -81,7 +81,8 @@ def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
     rows = np.ones(partition.rows, bool)
     plan = plans.by_importance(partition, create('rsp:4').sending(), noise.random(partition.rows),
                                np.zeros(partition.rows, np.int64), rows, 1e9)
-    link = LinkEstimate(max_chunk, 0.004, rate=1e8)
+    link = RowLink(max_chunk, 0.004)
+    link.expect(1e8, 1e-3)
     transfer = TransferId(1, Kind.PUSH, 1, 1)
     sender = Sender(transfer, partition, plan, codec, store, link, 0.0)
     taken: list[int] = []
@@ -93,8 +94,8 @@ def push(max_chunk: int, seed: int = 0) -> dict[str, float]:
         for message in sender.poll(now):
             messages.append(message)
             if isinstance(message, Chunk):
-                answer, arrived = receiver.on_chunk(message)
-                assert answer is not None and arrived is not None
+                answer, arrived = receiver.on_chunk(message, now)
+                assert arrived is not None
                 taken.extend(arrived.ids)
                 sender.on_ack(answer, now + 1e-4)
                 messages.append(answer)

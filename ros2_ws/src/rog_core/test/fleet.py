@@ -193,8 +193,8 @@ class Fleet:
         self.lost += self.update.applied - applied
         for robot in self.lives_of_robots:
             for sent in self.open_chunks(robot):
-                key = (robot.machine.incarnation, sent.chunk.transfer, sent.chunk.sequence)
-                if key in self.applied_chunks and not self.in_checkpoint(state, robot, sent.chunk):
+                key = (robot.machine.incarnation, sent.transfer, sent.sequence)
+                if key in self.applied_chunks and not self.in_checkpoint(state, robot, sent):
                     self.applied_chunks.discard(key)
                     self.lost -= self.decoded(sent)
         self.start_server(master.copy(), state)
@@ -331,8 +331,8 @@ class Fleet:
         return [] if push is None or push.transfer.kind == Kind.ANCHOR else push._chunks
 
     def decoded(self, sent):
-        codec = codec_on_wire(sent.chunk.codec, self.server.codec)
-        return decode(self.partition, codec, sent.segments, sent.chunk.values)
+        codec = codec_on_wire(sent.codec, self.server.codec)
+        return decode(self.partition, codec, sent.segments, sent.values)
 
     @property
     def produced(self):
@@ -343,7 +343,7 @@ class Fleet:
         """Return the sum of the robot's gradients that the server has not applied yet."""
         held = robot.store.unsent
         for sent in self.open_chunks(robot):
-            key = (robot.machine.incarnation, sent.chunk.transfer, sent.chunk.sequence)
+            key = (robot.machine.incarnation, sent.transfer, sent.sequence)
             # the changes of buffers stay in `pending` until the receipt has arrived
             in_pending = self.partition.are_buffers(sent.segments)
             if (key in self.applied_chunks) == in_pending:

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import replace
 
 import numpy as np
+from fleet_link.estimate import Rate, RoundTrip
 from rog_core.methods import Method
 from rog_core.methods.svrg import FullGradient
 from rog_core.protocol.messages import Ack, Chunk, End, Kind
@@ -16,7 +17,7 @@ from rog_core.server.aggregation import Aggregation
 from rog_core.server.machine import ServerMachine
 from rog_core.server.member import Member
 from rog_core.server.mirror import Mirror
-from rog_core.transfer.link import LinkEstimate
+from rog_core.transfer.link import RowLink
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import RawRows, Sender
 from rog_core.worker.accumulator import Accumulator
@@ -126,8 +127,8 @@ def corrupted(rng, message):
     elif isinstance(message, End):
         faults = _end_faults(message)
     elif isinstance(message, Ack):
-        faults = [replace(message, next_expected=1 << 30), replace(message, next_expected=-5),
-                  replace(message, received_mask=1 << 63)]
+        return replace(message, packet=1 << 30) if rng.random() < 0.5 \
+            else replace(message, arrived=math.nan)
     else:
         faults = [replace(message, chunks=message.chunks + 1),
                   replace(message, taken=message.taken + b'\0')]
@@ -140,7 +141,7 @@ def corrupted(rng, message):
 # Types of the objects inside a state machine. Attributes of other types are numbers, arrays,
 # containers or constants.
 _PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
-          Mirror, RawRows, Sender, Receiver, LinkEstimate, WorkerStatistics)
+          Mirror, RawRows, Sender, Receiver, RowLink, RoundTrip, Rate, WorkerStatistics)
 
 
 def _contents(value):

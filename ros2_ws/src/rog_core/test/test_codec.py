@@ -230,9 +230,9 @@ def test_a_chunk_with_malformed_ternary_bytes_is_refused_and_nothing_of_it_appli
     bad[at] = byte
     chunk = Chunk(TransferId(1, Kind.PUSH, 1, 1), 0, TERNARY.number, 1, encode_ids(ids), bad)
     with pytest.raises(RemoteProtocolError, match=text):
-        receiver.on_chunk(chunk)
+        receiver.on_chunk(chunk, 0.0)
     assert receiver.transfer is None
-    _, taken = receiver.on_chunk(replace(chunk, values=good))
+    _, taken = receiver.on_chunk(replace(chunk, values=good), 0.0)
     assert taken.data is good
 
 

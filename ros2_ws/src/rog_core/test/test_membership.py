@@ -63,7 +63,7 @@ def test_a_model_that_is_not_finite_is_refused_by_its_parameter(value):
 
 REFUSED = {
     'protocol': (request(protocol=1),
-                 'speaks protocol 1, this server 8; install the same version'),
+                 'speaks protocol 1, this server 9; install the same version'),
     'codec': (request(codec='raw'), "has codec 'raw', this server 'onebit'"),
     'shape': (request(shapes=[('w', (20, 61)), ('b', (8,))]),
               r'parameter 0 is w \(20x61\) here but w \(20x60\) there \(here: robot1'),
@@ -206,10 +206,11 @@ def let_train(machine, asks):
     while member_of[asks.robot].state != 'training':
         now += 0.01
         assert actions and now < 1, 'the server has nothing to say'
-        sequences = [a.message.sequence for a in actions if isinstance(a.message, Chunk)]
+        packets = [a.message.packet for a in actions if isinstance(a.message, Chunk)]
         message = actions[-1].message
         if isinstance(message, Chunk):
-            actions = machine.on_ack(asks.robot, Ack(message.transfer, max(sequences) + 1, 0), now)
+            actions = machine.on_ack(asks.robot, Ack(
+                max(packets), 2 ** 64 - 1, now, message.transfer.incarnation), now)
         else:
             taken = np.packbits(np.ones(message.chunks, bool), bitorder='little').tobytes()
             receipt = Receipt(message.transfer, message.chunks, taken)
@@ -344,7 +345,8 @@ def test_rows_of_a_pull_that_is_over_are_answered_by_its_receipt_which_was_lost(
     kind = Kind.FINAL if command.stop else Kind.PULL
     transfer, nothing = TransferId(session, kind, 0, 1), np.empty(0, np.uint8)
     receipt, *_ = machine.on_end(End(transfer, 0, command=command), 0.2)
-    assert machine.on_chunk(Chunk(transfer, 0, 0, 0, nothing, nothing), 0.3) == [receipt]
+    acknowledged, again = machine.on_chunk(Chunk(transfer, 0, 0, 0, nothing, nothing, 7), 0.3)
+    assert acknowledged.message == Ack(7, 0, 0.3, session) and again == receipt
 
 
 def test_a_worker_joins_again_when_the_server_says_twice_that_it_is_unknown():

@@ -173,8 +173,8 @@ def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
     before, began = fleet.others(), fleet.now
     for count in range(1, 60):
         sender = fleet.member.sender
-        if sender is not None and count <= sender._fresh and fleet.now < began + 20:
-            fleet.hear(Ack(sender.transfer, count, 0))
+        if sender is not None and count < sender.link.sent and fleet.now < began + 20:
+            fleet.hear(Ack(count, 0, fleet.now, sender.transfer.incarnation))
         fleet.run(PATIENCE / 2)
     assert fleet.member.place == RETIRED or not fleet.member.alive
     assert fleet.others() - before > (fleet.now - began) / 0.4
@@ -224,7 +224,7 @@ def test_who_stops_again_and_again_costs_a_bounded_share_of_the_time():
 def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes_back_at_once():
     fleet = Dawdler()
     robot = fleet.robots['robot0']
-    robot.compute_time, robot.starved = 40.0, True
+    robot.compute_time, robot.starved = 28.0, True
     run_until(fleet, lambda: fleet.member.place == RETIRED)
     # A gradient counts as progress for ten times its usual time, or ten times the patience if that
     # is longer. Being starved never counts as progress.
@@ -241,7 +241,7 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
 
 def test_a_robot_whose_gradients_take_far_too_long_costs_a_bounded_share_of_the_time():
     fleet = Dawdler()
-    fleet.robots['robot0'].compute_time = 10.0
+    fleet.robots['robot0'].compute_time = 20.0
     fleet.run(1.0)
     assert share_of_speed(fleet, 75, lambda: fleet.run(1.0)) > 0.6
 

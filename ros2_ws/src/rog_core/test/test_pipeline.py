@@ -93,9 +93,10 @@ class Worker:
             for action in actions:
                 message = getattr(action, 'message', None)
                 if isinstance(message, Chunk):
-                    sent = max(sent, message.sequence + 1)
+                    sent = max(sent, message.packet)
                 end = message if isinstance(message, End) else end
-            actions = [] if end else self.machine.on_ack(Ack(push.transfer, sent, 0), now)
+            actions = [] if end else self.machine.on_ack(
+                Ack(sent, 2 ** 64 - 1, now, push.transfer.incarnation), now)
         taken = np.packbits(np.ones(end.chunks, bool), bitorder='little').tobytes()
         self.machine.on_receipt(Receipt(push.transfer, end.chunks, taken), now)
 

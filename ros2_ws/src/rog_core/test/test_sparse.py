@@ -153,9 +153,9 @@ def test_a_malformed_chunk_is_refused_and_nothing_of_it_applied(case):
     bad[at] = word
     ours = receiver('ternary:0.5')
     with pytest.raises(RemoteProtocolError, match=text):
-        ours.on_chunk(chunk(bad))
+        ours.on_chunk(chunk(bad), 0.0)
     assert ours.transfer is None
-    _, taken = ours.on_chunk(chunk(GOOD))
+    _, taken = ours.on_chunk(chunk(GOOD), 0.0)
     assert taken.data.tobytes() == np.array(GOOD, '<u2').tobytes()
 
 
@@ -163,7 +163,7 @@ def test_a_malformed_chunk_is_refused_and_nothing_of_it_applied(case):
 def test_a_chunk_of_the_wrong_length_is_refused(code):
     ours = receiver('ternary:0.5')
     with pytest.raises(RemoteProtocolError, match=f'{2 * len(code)} bytes .* 16 are needed'):
-        ours.on_chunk(chunk(code))
+        ours.on_chunk(chunk(code), 0.0)
     assert ours.transfer is None
 
 
@@ -217,17 +217,17 @@ def test_any_bytes_are_refused_or_add_what_they_name(code):
 
 def test_the_sparsity_of_a_chunk_is_that_of_the_fleet():
     ours = receiver('ternary:0.5')
-    _, taken = ours.on_chunk(chunk(GOOD))
+    _, taken = ours.on_chunk(chunk(GOOD), 0.0)
     assert taken.codec is get_codec('ternary:0.5') is codec_on_wire(3, ours.codec)
     ours = receiver('ternary:0.5')  # a new receiver, because one transfer accepts a row only once
-    _, taken = ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1))
+    _, taken = ours.on_chunk(replace(chunk([0] * 3, SMALLER.number), sequence=1), 0.0)
     assert taken.codec is SMALLER
 
 
 def test_sparse_chunks_are_refused_where_the_fleet_has_another_codec_and_as_model_values():
     ours = receiver('onebit')
     with pytest.raises(RemoteProtocolError, match="codec 3, .* not the one of .*, 'onebit'"):
-        ours.on_chunk(chunk(GOOD))
+        ours.on_chunk(chunk(GOOD), 0.0)
     ours = receiver('ternary:0.5')
     with pytest.raises(RemoteProtocolError, match="'ternary:0.5'; it must be 'raw'"):
-        ours.on_chunk(replace(chunk(GOOD), transfer=replace(TRANSFER, kind=Kind.SNAPSHOT)))
+        ours.on_chunk(replace(chunk(GOOD), transfer=replace(TRANSFER, kind=Kind.SNAPSHOT)), 0.0)

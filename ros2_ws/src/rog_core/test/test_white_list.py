@@ -313,7 +313,7 @@ def test_a_restarted_server_waits_for_who_was_on_the_list_until_that_robot_is_go
 @pytest.mark.parametrize('comes_back', [True, False])
 def test_in_a_fleet_a_restarted_server_goes_on_with_what_it_held(comes_back):
     """The checkpoint contains the queued gradients, and each of them counts once."""
-    fleet = Fleet(5, 3, 'gsgm', 'raw')
+    fleet = Fleet(8, 3, 'gsgm', 'raw')
     for robot, seconds in zip(fleet.robots.values(), (0.05, 0.05, 1.4)):
         robot.compute_time = seconds
     for _ in range(2000):

@@ -32,7 +32,7 @@ from rog_core.codecs import get_codec
 from rog_core.model.partition import RowPartition
 from rog_core.protocol.messages import Chunk, Kind, Receipt, TransferId
 from rog_core.transfer import plan as plans
-from rog_core.transfer.link import LinkEstimate
+from rog_core.transfer.link import RowLink
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import DONE, Sender
 from rog_core.worker.accumulator import Accumulator
@@ -86,7 +86,8 @@ class Push:
         begin, chunks = time.process_time(), 0
         self.store.accumulate(self.gradient, 1e-3)
         transfer = TransferId(1, Kind.PUSH, self.number, self.number)
-        link = LinkEstimate(self.chunk, 0.004, rate=1e9)
+        link = RowLink(self.chunk, 0.004)
+        link.expect(1e9, 1e-3)
         sender = Sender(transfer, self.partition, plans.everything(self.partition), self.codec,
                         self.store, link, 0.0)
         now = 0.0
@@ -107,7 +108,7 @@ class Push:
     def carry(self, value: Any, session: Session | None) -> Any:
         arrived = self.over(value, session and session.to_server)
         if isinstance(arrived, Chunk):
-            ack, rows = self.receiver.on_chunk(arrived)
+            ack, rows = self.receiver.on_chunk(arrived, time.monotonic())
             assert rows is not None
             self.codec.add(self.partition, self.master, rows.ids, rows.data, -0.25)
             return ack

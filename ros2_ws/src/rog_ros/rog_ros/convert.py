@@ -61,14 +61,14 @@ def _identity(transfer: TransferId) -> dict[str, int]:
 
 def to_ros(message: Chunk | Ack | End | Receipt, key: Side | None = None) -> Any:
     """Return ``message`` as a message of rog_msgs; with a key, the result carries a tag."""
+    if isinstance(message, Ack):
+        return RowAck(incarnation=message.incarnation, mask=message.mask, arrived=message.arrived,
+                      packet=message.packet, tag=_tag(key, message))
     identity = _identity(message.transfer)
     if isinstance(message, Chunk):
-        return RowChunk(**identity, sequence=message.sequence, codec=message.codec,
-                        segments=message.segments, ids=_octets(message.ids),
+        return RowChunk(**identity, sequence=message.sequence, packet=message.packet,
+                        codec=message.codec, segments=message.segments, ids=_octets(message.ids),
                         values=_octets(message.values), tag=_tag(key, message))
-    if isinstance(message, Ack):
-        return RowAck(**identity, next_expected=message.next_expected,
-                      received_mask=message.received_mask, tag=_tag(key, message))
     if isinstance(message, Receipt):
         return sealed(key, TransferReceipt(
             **identity, chunks=message.chunks, taken=_octets(message.taken),
@@ -95,12 +95,12 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
     :raises RemoteProtocolError: the kind of the transfer is unknown, or its step is unknown or
         malformed.
     """
+    if isinstance(message, RowAck):
+        return Ack(message.packet, message.mask, message.arrived, message.incarnation)
     transfer = _transfer(message)
     if isinstance(message, RowChunk):
         return Chunk(transfer, message.sequence, message.codec, message.segments,
-                     _uint8(message.ids), _uint8(message.values))
-    if isinstance(message, RowAck):
-        return Ack(transfer, message.next_expected, message.received_mask)
+                     _uint8(message.ids), _uint8(message.values), message.packet)
     if isinstance(message, TransferReceipt):
         return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)), message.refused)
     sending = Sending(message.minimum, message.threshold, message.by_importance, message.mta)

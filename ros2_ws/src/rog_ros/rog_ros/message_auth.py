@@ -9,7 +9,7 @@ Every message except the fleet status carries a tag of 16 bytes. The tag is comp
 fields of the message, so it is the same for every implementation of DDS. It is a keyed BLAKE2b hash
 (RFC 7693, `hashlib`). For large chunks it is a GMAC, which is AES-256-GCM without encryption (NIST
 SP 800-38D, package `cryptography`), because processors have instructions for it. The nonce of the
-GMAC is the number of the chunk, which is never used twice with the same key.
+GMAC is made of the packet and the transfer of the chunk, never the same twice with one key.
 
 All robots read the statuses of the fleet, also robots that have not registered yet. So these
 statuses are signed with Ed25519 (RFC 8032). A robot's key file holds the public key, which can
@@ -213,9 +213,9 @@ def _part(get: Callable[[Any], Any], idl: str) -> Callable[[Any], bytes]:
 # acknowledgement are computed. The first 12 bytes that `_CHUNK` packs, with padding, are
 # the nonce of the chunk. No other chunk of the same session and direction begins with the
 # same 12 bytes.
-_CHUNK = struct.Struct('<IIBxxxBHQII').pack
+_CHUNK = struct.Struct('<IIBxxxBHQIII').pack
 _NONCE = slice(12)
-_ACK = struct.Struct('<3sIBQIIQ').pack
+_ACK = struct.Struct('<3sQIQd').pack
 
 
 def _cryptography() -> tuple[Any, Any, Any]:
@@ -253,15 +253,15 @@ class Side:
         kind = type(content)
         if kind is Chunk:
             transfer, ids = content.transfer, content.ids
-            header = _CHUNK(transfer.attempt, content.sequence, transfer.kind, content.codec,
-                            content.segments, transfer.incarnation, transfer.iteration, ids.size)
+            header = _CHUNK(content.packet, transfer.attempt, transfer.kind, content.codec,
+                            content.segments, transfer.incarnation, transfer.iteration, ids.size,
+                            content.sequence)
             proved = b''.join((header, ids, content.values))
             if len(proved) >= LARGE:
                 return self._gmac(header[_NONCE], b'', proved)
         elif kind is Ack:
-            transfer = content.transfer
-            proved = _ACK(b'ack', transfer.attempt, transfer.kind, transfer.incarnation,
-                          transfer.iteration, content.next_expected, content.received_mask)
+            proved = _ACK(b'ack', content.incarnation, content.packet, content.mask,
+                          content.arrived)
         else:
             proved = canonical(message)
         digest = self._begin()

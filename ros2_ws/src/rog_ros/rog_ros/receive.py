@@ -31,7 +31,7 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
     try:
         value = from_ros(message)
         if keys is not None:
-            if value.transfer.incarnation != keys[0]:
+            if message.incarnation != keys[0]:
                 return []
             keys[1].check(message, value)
         who = (peer,) if isinstance(machine, ServerMachine) else ()

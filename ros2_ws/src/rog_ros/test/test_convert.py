@@ -50,7 +50,7 @@ steps = st.one_of(st.builds(Gradient, st.booleans()), st.just(Full()), st.builds
 commands = st.builds(Command, u32, st.floats(0), u32, st.sampled_from(['', 'bsp', 'rsp:4']),
                      st.booleans(), st.floats(0), sendings, st.booleans(), steps)
 receipts = st.builds(Receipt, transfers, u32, octets, u32)
-values = st.one_of(st.builds(Ack, transfers, u32, u64), receipts,
+values = st.one_of(st.builds(Ack, u32, u64, st.floats(allow_nan=False), u64), receipts,
                    st.builds(End, transfers, u32, seconds, seconds, commands))
 
 
@@ -66,13 +66,13 @@ def test_a_value_comes_back_as_it_was(value):
         assert vars(back.command.step) == vars(value.command.step)
 
 
-@given(transfers, u32, u8, u16, octets, octets)
-def test_a_chunk_comes_back_as_it_was(transfer, sequence, codec, segments, ids, data):
+@given(transfers, u32, u8, u16, octets, octets, u32)
+def test_a_chunk_comes_back_as_it_was(transfer, sequence, codec, segments, ids, data, packet):
     chunk = Chunk(transfer, sequence, codec, segments, np.frombuffer(ids, np.uint8),
-                  np.frombuffer(data, np.uint8))
+                  np.frombuffer(data, np.uint8), packet)
     back = from_ros(over_the_wire(to_ros(chunk)))
-    assert (back.transfer, back.sequence, back.codec, back.segments) == (
-        transfer, sequence, codec, segments)
+    assert (back.transfer, back.sequence, back.codec, back.segments, back.packet) == (
+        transfer, sequence, codec, segments, packet)
     assert back.ids.tobytes() == ids and back.values.tobytes() == data
     assert back.ids.dtype == back.values.dtype == np.uint8
     assert payload_bytes(back) >= len(ids) + len(data)

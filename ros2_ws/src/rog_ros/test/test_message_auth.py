@@ -50,8 +50,9 @@ def examples_of_all():
                                 shapes=['3', ''], server=5)
     register.pull = to_ros(Receipt(TRANSFER, 3, b'\7', 1))
     return [to_ros(value) for value in (
-        Chunk(TRANSFER, 5, 1, 2, octets, octets),
-        Chunk(TRANSFER, 5, 1, 2, octets, np.zeros(LARGE, np.uint8)), Ack(TRANSFER, 4, 5),
+        Chunk(TRANSFER, 5, 1, 2, octets, octets, 6),
+        Chunk(TRANSFER, 5, 1, 2, octets, np.zeros(LARGE, np.uint8), 6),
+        Ack(4, 5, 1.5, TRANSFER.incarnation),
         Receipt(TRANSFER, 3, b'\7'),
         End(TRANSFER, 5, 0.5, 0.25, command), End(TRANSFER, 5, command=Command(step=Local(3))))
         ] + [status, register, Register.Response(reason='why', incarnation=22),
@@ -173,9 +174,9 @@ def test_the_bytes_that_are_proved_do_not_change_by_themselves():
         '0f0000005472616e73666572526563656970741d0000000000000007000000000000000300000000'
         '0000000300000000000000000000000000000001000000070100000000000000')
     assert tag(receipt) == '55b9623c3cabf77a6a90fd13b08c6618'
-    assert tag(to_ros(Ack(TRANSFER, 4, 5))) == '6b6a1de3290aa4d7c5e085e8d368e12e'
+    assert tag(to_ros(Ack(4, 5, 1.5, TRANSFER.incarnation))) == '14b9467996dd7830ac97538f099adb5e'
     assert [tag(ALL[0]), tag(ALL[1])] == [
-        'f02f2e3c11cec5bf865b4cabb241d068', 'ed06d11cb93975c249eeb6c51a8f97bf']
+        'adda853db885a05c6206f8dcb101ba96', 'e0254b5d7d5dbb345d2b9cf29c57ffca']
     status = FleetStatus(incarnation=5, robots=[RobotStatus(robot='robot1')])
     Signature(FLEET).sign(status)
     assert bytes(status.tag).hex() == (

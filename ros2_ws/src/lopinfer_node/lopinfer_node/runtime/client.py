@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import fleet_env.settings.base
 import numpy as np
 from fleet_env.settings.base import setting
+from fleet_link.arrivals import Arrivals, expanded
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE
@@ -35,9 +36,9 @@ from .wire import (
     PROBE,
     PROBE_PIECES,
     Ack,
-    Arrivals,
     Buffer,
     Piece,
+    acknowledge,
     plan_number,
 )
 
@@ -242,7 +243,7 @@ class ClientMachine:
     def _check(self, now: float, reason: str) -> None:
         """Start probing; the server is used again after it answers a probe."""
         self._enter(CHECKING, reason)
-        self._checking = self.outbox.next_packet
+        self._checking = self.outbox.link.sent
         self._heard = self._again = now
 
     # -- requests --------------------------------------------------------------------------------
@@ -390,7 +391,8 @@ class ClientMachine:
         except RemoteError:
             self.dropped['corrupt'] += 1
             return []
-        return [self._arrivals.note(piece, now)]
+        self.outbox.link.on_heard(now)
+        return [acknowledge(self._arrivals, piece, now)]
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
         """Handle an acknowledgement from the server."""
@@ -412,8 +414,8 @@ class ClientMachine:
                 self._enter(PLANNING, 'the server does not have the plans')
             self._again = self._limit = now
             return self.on_time(now)
-        if ack.status == OK and self.state == CHECKING and ack.packet >= self._checking \
-                and self.outbox.link.known:
+        if ack.status == OK and self.state == CHECKING and self.outbox.link.known \
+                and expanded(ack.packet, self._checking) >= self._checking:
             self._enter(OPEN, '')
             self._again = now + self.settings.probe_period
         return self._send(now)

@@ -1,23 +1,27 @@
-"""Send pieces in one direction within a bounded window, and send lost pieces again.
+"""Send the transfers of one direction in pieces, and lost pieces again.
 
-Topics are best effort, and this module bounds the bytes in flight. It does not use a reliable queue
-of the middleware, because such a queue would keep old messages while the link is dead and deliver
-them before newer messages. Every transmission has its own packet number (as in QUIC), so an
-acknowledgement identifies one transmission and its duration.
+`fleet_link.link.Link` decides when a piece may be sent, and which are lost. Topics
+are best effort, because a reliable queue of the middleware would keep old messages while the link
+is dead and deliver them before newer messages.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import RemoteError
-from .link import LinkEstimate
-from .wire import MASK_BITS, PROBE, Ack, Buffer, Piece, bounds, parts_of
+from fleet_link.errors import PeerError
+from fleet_link.link import Link
 
-# when packet n is acknowledged, unacknowledged packets up to n - REORDER count as lost
-REORDER = 3
+from ..errors import RemoteError
+from .wire import MAX_PIECE, PROBE, Ack, Buffer, Piece, bounds, parts_of
+
+# seconds that sending a piece should take; short, because a fade of the link loses whole pieces
+PIECE_TIME = 0.003
+# Minimum bytes of a piece where that many take at most `LEAST_TIME` seconds; elsewhere, a piece is
+# one frame on the air.
+MIN_PIECE, LEAST_TIME, FRAME = 4096, 0.02, 1300
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +46,18 @@ class _Part:
     arrived: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """One transmission of a part, which becomes one packet."""
-
-    part: _Part
-    at: float
-    delivered: int          # bytes that had been acknowledged when this transmission began
-
-
 class Outbox:
     """Accepts transfers and acknowledgements; `poll` returns the pieces to send now."""
 
     def __init__(self, incarnation: int, piece_bytes: int) -> None:
         self.incarnation = incarnation
-        self.link = LinkEstimate(piece_bytes)
+        self.link: Link[_Part] = Link()
         # seconds that this side has computed for the present request; every piece carries this
         # number; it stays 0 on the client
         self.busy = 0.0
         self.bytes_sent = 0
-        self.next_packet = 0
+        self._most = min(piece_bytes, MAX_PIECE)
         self._waiting: deque[_Part] = deque()
-        # packets that are sent and neither acknowledged nor lost: packet number -> transmission,
-        # in ascending order
-        self._flight: dict[int, _Sent] = {}
-        # the latest packets that count as lost; an acknowledgement may still arrive for them
-        self._late: dict[int, _Sent] = {}
-        self.in_flight = 0         # bytes that were sent and are neither acknowledged nor lost
 
     def clear(self) -> None:
         """Drop all queued transfers.
@@ -77,18 +66,25 @@ class Outbox:
         lost.
         """
         self._waiting.clear()
-        for sent in self._flight.values():
-            sent.part.repeat = False
+        for part in self.link.items:
+            part.repeat = False
 
     @property
     def idle(self) -> bool:
         """Return whether no piece waits to be sent or to be acknowledged."""
-        return not self._waiting and not self._flight
+        return not self._waiting and self.link.quiet
+
+    @property
+    def piece_bytes(self) -> int:
+        """Return the size of the next transfer's pieces in bytes."""
+        rate = self.link.rate
+        least = min(max(rate * LEAST_TIME, FRAME), MIN_PIECE)
+        return int(min(max(rate * PIECE_TIME, least), self._most))
 
     def offer(self, route: Route, transfer: int, data: Buffer) -> None:
         """Queue one transfer; its bytes must not change until they are acknowledged."""
         view = memoryview(data).cast('B')
-        parts = parts_of(len(view), self.link.piece_bytes)
+        parts = parts_of(len(view), self.piece_bytes)
         for part in range(parts):
             lo, hi = bounds(len(view), part, parts)
             self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi]))
@@ -103,70 +99,34 @@ class Outbox:
                                        bytes(nbytes // pieces), repeat=False))
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement.
-
-        Raise RemoteError if no packet with this number was sent, or if the time of arrival is not
-        finite.
-        """
-        if not 0 <= ack.packet < self.next_packet or not math.isfinite(ack.arrived):
-            raise RemoteError(f'acknowledged packet must be below {self.next_packet}, got '
-                              f'{ack.packet}')
-        sent = self._arrive(ack.packet)
-        if sent is not None:
-            self.link.sample(ack.packet, len(sent.part.data), sent.at, sent.delivered, ack.arrived,
-                             now)
-        for k in range(min(ack.mask.bit_length(), MASK_BITS)):
-            if ack.mask >> k & 1:
-                self._arrive(ack.packet - 1 - k)
-        for packet in reversed([p for p in self._flight if p <= ack.packet - REORDER]):
-            self._lose(packet)
-
-    def _arrive(self, packet: int) -> _Sent | None:
-        """Mark a packet as arrived; return its transmission, or None if it is no longer known."""
-        sent = self._flight.pop(packet, None)
-        if sent is not None:
-            self.in_flight -= len(sent.part.data)
-        else:
-            sent = self._late.pop(packet, None)
-        if sent is not None:
-            sent.part.arrived = True
-            self.link.delivered += len(sent.part.data)
-        return sent
-
-    def _lose(self, packet: int) -> None:
-        """Count a packet as lost, and queue its part again unless the part must not be repeated.
-
-        If its acknowledgement arrives later, the packet counts as arrived after all.
-        """
-        sent = self._late[packet] = self._flight.pop(packet)
-        if len(self._late) > MASK_BITS:
-            del self._late[next(iter(self._late))]
-        self.in_flight -= len(sent.part.data)
-        if sent.part.repeat:
-            self._waiting.appendleft(sent.part)
+        """Handle an acknowledgement; raise RemoteError if it cannot be true."""
+        try:
+            arrived, lost = self.link.on_ack(ack, now)
+        except PeerError as error:
+            raise RemoteError(str(error)) from None
+        for part in arrived:
+            part.arrived = True
+        self._queue_again(lost)
 
     def poll(self, now: float) -> list[Piece]:
         """Return the pieces to send now; call this after every event and at `deadline`."""
-        while self._flight:
-            packet, oldest = next(iter(self._flight.items()))
-            if oldest.at + self.link.timeout > now:
-                break
-            self._lose(packet)
-            self.link.timed_out(now)
+        self._queue_again(self.link.poll(now, lambda part: part.repeat and not part.arrived))
         out = []
         while self._waiting:
             part = self._waiting[0]
             if not part.arrived:
-                if self._flight and self.in_flight + len(part.data) > self.link.window_bytes:
+                if not self.link.room(len(part.data)):
                     break
                 out.append(self._transmit(part, now))
             self._waiting.popleft()
         return out
 
+    def _queue_again(self, parts: Iterable[_Part]) -> None:
+        self._waiting.extendleft(
+            part for part in reversed(list(parts)) if part.repeat and not part.arrived)
+
     def _transmit(self, part: _Part, now: float) -> Piece:
-        packet, self.next_packet = self.next_packet, self.next_packet + 1
-        self._flight[packet] = _Sent(part, now, self.link.delivered)
-        self.in_flight += len(part.data)
+        packet = self.link.send(part, len(part.data), now)
         self.bytes_sent += len(part.data)
         return Piece(self.incarnation, part.route.plan, packet, part.route.request, part.transfer,
                      part.part, part.parts, part.route.bin, self.busy, part.data).sealed()
@@ -174,6 +134,4 @@ class Outbox:
     @property
     def deadline(self) -> float:
         """Return the time at which `poll` must run if no event comes before."""
-        if not self._flight:
-            return math.inf
-        return next(iter(self._flight.values())).at + self.link.timeout
+        return self.link.deadline

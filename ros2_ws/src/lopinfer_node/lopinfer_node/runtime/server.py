@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 from fleet_env.settings.base import Settings, setting
+from fleet_link.arrivals import Arrivals
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, SERVER, Plan
@@ -42,9 +43,9 @@ from .wire import (
     PROBE,
     PROBE_PIECES,
     Ack,
-    Arrivals,
     Buffer,
     Piece,
+    acknowledge,
     plan_number,
 )
 
@@ -434,7 +435,7 @@ class ServerMachine:
             return []
         if session is None or piece.incarnation != session.incarnation:
             self.dropped['foreign'] += 1
-            return [Send(client, Ack(piece.incarnation, piece.packet, 0, now, NOT_OPEN))]
+            return [Send(client, Ack(piece.packet, 0, now, piece.incarnation, NOT_OPEN))]
         session.heard = now
         try:
             status = self._take(session, piece)
@@ -442,7 +443,8 @@ class ServerMachine:
             self.dropped['corrupt'] += 1
             return []
         link = session.outbox.link
-        ack = session.arrivals.note(piece, now, status, link.rate if link.known else 0.0)
+        link.on_heard(now)
+        ack = acknowledge(session.arrivals, piece, now, status, link.rate if link.known else 0.0)
         return [Send(client, ack), *self._send(session, now)]
 
     def _take(self, session: _Session, piece: Piece) -> int:

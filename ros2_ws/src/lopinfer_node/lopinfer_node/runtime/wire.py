@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fleet_link import arrivals
+
 from ..errors import RemoteError
 
 PROBE = 0xFFFFFFFF      # transfer number of pieces that measure the link and belong to no request
@@ -19,8 +21,6 @@ PROBE_PIECES = 4
 MAX_PROBE = 240000      # maximum bytes of all pieces of a probe together
 MAX_PIECE = 245760      # maximum bytes of data in one piece
 MAX_PARTS = 0xFFFF
-MASK_BITS = 64
-HISTORY = 4 * MASK_BITS   # number of packets that a receiver remembers
 
 OK, NOT_OPEN, NO_PLAN = 0, 1, 2  # status of an acknowledgement
 
@@ -65,21 +65,22 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
-    """Acknowledges ``packet``, which arrived at ``arrived``.
+class Ack(arrivals.Ack):
+    """Acknowledges a piece.
 
-    ``arrived`` is a time in seconds of the receiver's clock. Bit k of ``mask`` says whether
-    the packet with the number (``packet`` minus 1 minus k) has also arrived. ``rate``:
-    measured rate, in bytes/s, of the pieces that go in the opposite direction to
-    ``packet``; 0 before a measurement.
+    ``rate``: measured rate, in bytes/s, of the pieces that go in the opposite direction; 0 before a
+    measurement.
     """
 
     incarnation: int
-    packet: int
-    mask: int
-    arrived: float
     status: int = OK
     rate: float = 0.0
+
+
+def acknowledge(inbox: arrivals.Arrivals, piece: Piece, now: float, status: int = OK,
+                rate: float = 0.0) -> Ack:
+    """Note that a piece has arrived; return its acknowledgement."""
+    return Ack(piece.packet, inbox.note(piece.packet), now, piece.incarnation, status, rate)
 
 
 def parts_of(size: int, piece_bytes: int) -> int:
@@ -97,26 +98,6 @@ def bounds(size: int, part: int, parts: int) -> tuple[int, int]:
 def plan_number(digest: bytes) -> int:
     """Return the first eight bytes of a plan's digest, as the number in every piece."""
     return int.from_bytes(digest[:8], 'little')
-
-
-class Arrivals:
-    """Records which packets have arrived, and makes their acknowledgements."""
-
-    def __init__(self) -> None:
-        self._newest = -1
-        # bit k says whether the packet with the number (newest minus k) has arrived
-        self._bits = 0
-
-    def note(self, piece: Piece, now: float, status: int = OK, rate: float = 0.0) -> Ack:
-        """Mark the packet of a piece as arrived; return its acknowledgement."""
-        behind = self._newest - piece.packet
-        if behind < 0:
-            self._bits = (self._bits << min(-behind, HISTORY) | 1) & ((1 << HISTORY) - 1)
-            self._newest, behind = piece.packet, 0
-        elif behind < HISTORY:
-            self._bits |= 1 << behind
-        mask = self._bits >> behind + 1 & ((1 << MASK_BITS) - 1)
-        return Ack(piece.incarnation, piece.packet, mask, now, status, rate)
 
 
 class Inbox:

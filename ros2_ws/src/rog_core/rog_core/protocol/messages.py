@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
+from fleet_link import arrivals
 
 from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
-PROTOCOL = 8  # version of the wire protocol; both sides must have the same version
-HEADER_BYTES = 40  # bytes of a serialised chunk without ids and values; used by emulated links
+PROTOCOL = 9  # version of the wire protocol; both sides must have the same version
+HEADER_BYTES = 44  # bytes of a serialised chunk without ids and values; used by emulated links
 
 
 class Kind(IntEnum):
@@ -63,7 +64,8 @@ class Chunk:
     """Some segments of a transfer; ``ids`` and ``values`` are encoded, uint8.
 
     ``sequence``: number of the chunk in its transfer, from 0. ``codec``: number of the codec.
-    ``segments``: number of segments in the chunk.
+    ``segments``: number of segments in the chunk. ``packet``: number of this transmission, also of
+    a repetition, see `fleet_link.link`.
     """
 
     transfer: TransferId
@@ -72,29 +74,14 @@ class Chunk:
     segments: int
     ids: np.ndarray = field(repr=False)
     values: np.ndarray = field(repr=False)
+    packet: int = 0
 
 
-@dataclass(frozen=True)
-class Ack:
-    """Says which chunks have arrived: all chunks below ``next_expected``, and some later chunks.
+@dataclass(frozen=True, slots=True)
+class Ack(arrivals.Ack):
+    """Acknowledges a packet of a session, which is named by ``incarnation`` as in `TransferId`."""
 
-    If bit k of ``received_mask`` is 1, chunk next_expected + 1 + k has arrived.
-    """
-
-    transfer: TransferId
-    next_expected: int
-    received_mask: int
-
-    @property
-    def claimed(self) -> int:
-        """Return the least number of chunks that must have been sent if this message is true."""
-        gap = 1 if self.received_mask else 0  # chunk ``next_expected``, which has not arrived
-        return self.next_expected + gap + self.received_mask.bit_length()
-
-    def later(self) -> list[int]:
-        """Return the numbers of the chunks above ``next_expected`` that have arrived."""
-        mask, first = self.received_mask, self.next_expected + 1
-        return [first + k for k in range(mask.bit_length()) if mask >> k & 1]
+    incarnation: int
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..protocol.states import (
     TRAINING,
 )
 from ..protocol.steps import Gradient, Step
-from ..transfer.link import LinkEstimate
+from ..transfer.link import RowLink
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .mirror import Mirror
@@ -52,7 +52,7 @@ class Member:
     trained: np.ndarray      # which rows the robot trains, see `RowPartition.trained`, bool (rows,)
     bound: float             # staleness bound that applied to the robot's last push
     heard: float             # time of the last message from the robot, in seconds
-    link: LinkEstimate       # measurements of the link; kept when the robot registers again
+    link: RowLink            # kept when the robot registers again
     attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration that the robot pushed

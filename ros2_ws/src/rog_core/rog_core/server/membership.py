@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ..protocol.messages import (
@@ -14,8 +12,8 @@ from ..protocol.messages import (
     RegisterRequest,
     RegisterResponse,
 )
-from ..protocol.states import COMPUTING, JOINING, RETIRED, STARVED
-from ..transfer.link import LinkEstimate
+from ..protocol.states import COMPUTING, JOINING, STARVED
+from ..transfer.link import RowLink
 from ..transfer.receiver import Receiver
 from .admission import refusal
 from .member import Member
@@ -97,7 +95,9 @@ class Membership:
                             floor=request.attempt + 1)
         transfer, rows = shared.config.transfer, shared.partition.rows
         link, attempt = (former.link, former.attempt) if former is not None else (
-            LinkEstimate(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
+            RowLink(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
+        if former is not None and former.incarnation != incarnation:
+            link.forget()
         member = Member(robot, incarnation, receiver, Mirror(shared.partition, shared.master),
                         np.zeros(rows, np.int64), np.zeros(rows, np.int64),
                         shared.partition.trained(), shared.method.row_bound, now, link, attempt,
@@ -132,7 +132,7 @@ class Membership:
         shared, member = self.shared, self.shared.members.get(robot)
         if member is None or not shared.is_member(robot, incarnation):
             return []
-        silent, member.heard, member.loss = now - member.heard, now, loss
+        member.heard, member.loss = now, loss
         deadlines = shared.deadlines
         if state == COMPUTING and member.as_usual(now, deadlines.patience, shared.members.values()):
             member.progress = now
@@ -140,10 +140,9 @@ class Membership:
         if state not in (COMPUTING, STARVED) and member.has_to_act \
                 and now >= deadlines.out_of_step_at(member):
             return self._register_again(member, now)
-        back = member.place == RETIRED or silent > shared.config.heartbeat_limit / 2
-        if member.sender is None or not back or math.isinf(deadlines.patience):
+        if member.sender is None:
             return []
-        member.sender.wake(now)
+        member.sender.on_heard(now)
         return self.pulls.poll(member, now)
 
     def _register_again(self, member: Member, now: float) -> list[Action]:

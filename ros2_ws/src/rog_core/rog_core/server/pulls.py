@@ -118,13 +118,15 @@ class Pulls:
     def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
         """Handle the acknowledgement of chunks of a pull."""
         member = self.shared.living(robot)
-        if member is None or member.sender is None:
+        if member is None or ack.incarnation != member.incarnation ^ self.shared.incarnation:
             return []
         sender = member.sender
+        if sender is None:  # the transfer is over, but its chunks were still on the way
+            member.link.on_ack(ack, now)
+            return []
         before = sender.segments_arrived
         sender.on_ack(ack, now)
-        if ack.transfer == sender.transfer:
-            member.heard = now
+        member.heard = now
         if sender.segments_arrived > before:
             member.bring(sender.segments_arrived - before, before, sender.plan.wanted,
                          sender.partition.segments, self.shared.deadlines.patience, now)

@@ -47,25 +47,26 @@ class Pushes:
             assert member.push.receipt is not None
             if member.push.has(chunk.sequence):
                 member.heard = now
-            return [Send(robot, member.push.receipt)]
+            return [Send(robot, member.push.acknowledge(chunk, now)),
+                    Send(robot, member.push.receipt)]
         if member.state != TRAINING:
             self._keep_early(member, chunk, now)
             return []
-        ack, rows = member.push.on_chunk(chunk)
-        if ack is not None:  # even a repeated chunk shows that the robot is running
-            member.heard = now
-        actions = [] if rows is None else self._apply(member, rows, now)
-        if ack is None:
+        ack, rows = member.push.on_chunk(chunk, now)
+        actions: list[Action] = [Send(robot, ack)]
+        if not member.push.is_open(chunk.transfer):
             return actions
+        member.heard = now  # even a repeated chunk shows that the robot is running
+        if rows is not None:
+            actions += self._apply(member, rows, now)
         if self.shared.aggregation.counts(member) \
                 and not self.shared.method.in_time(robot, chunk.transfer.iteration):
             taken = member.push.close()  # the method no longer uses this push, so end it
             assert member.push.receipt is not None
             return [*actions, Send(robot, member.push.receipt), *self._pushed(member, taken, now)]
         if (end := member.push.due) is not None:
-            # All chunks have arrived. The receipt replaces the acknowledgement of this chunk.
-            return [*actions, *self.on_end(robot, end, now)]
-        return [*actions, Send(robot, ack)]
+            actions += self.on_end(robot, end, now)
+        return actions
 
     def _keep_early(self, member: Member, chunk: Chunk, now: float) -> None:
         """Store a chunk that has arrived before the receipt of the pull; see `early_chunks`."""
@@ -75,7 +76,7 @@ class Pushes:
             member.early.append(chunk)
             if member.sender is not None:
                 # ask for the receipt again, because it may have been lost
-                member.sender.expect(now)
+                member.sender.on_heard(now)
                 self.shared.deadlines.note_due(member)
 
     def early_chunks(self, robot: str) -> list[Chunk]:

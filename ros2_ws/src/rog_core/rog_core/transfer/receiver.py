@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from fleet_link.arrivals import Arrivals
 from numba import njit
 
 from ..codecs import RAW, SMALLER, Codec, codec_on_wire, decode_ids
@@ -55,6 +56,7 @@ class Receiver:
     refused: int = 0
     announced: End | None = None     # `End` that closes the transfer when all chunks have arrived
     state: str = NONE                # state of the present transfer
+    _arrivals: Arrivals = field(default_factory=Arrivals)
     _flags: bytearray = field(default_factory=bytearray)
     _next: int = 0
     taken: int = 0                   # number of segments of this transfer that have arrived
@@ -64,15 +66,15 @@ class Receiver:
     def __post_init__(self) -> None:
         self._grown, self._raw = self.partition.grown, self.partition.grown.raw_partition
 
-    def on_chunk(self, chunk: Chunk) -> tuple[Ack | None, Rows | None]:
+    def on_chunk(self, chunk: Chunk, now: float) -> tuple[Ack, Rows | None]:
         """Return the acknowledgement of a chunk, and its rows, which the caller must apply.
 
-        If the transfer is closed or over, both are None. The rows alone are None if the chunk is a
-        duplicate, or if it contains a segment of an earlier chunk.
+        The rows are None if the transfer is closed or over, or if the chunk is a duplicate or
+        contains a segment of an earlier chunk.
         """
         self.check(chunk.transfer)
         if not self.is_open(chunk.transfer):
-            return None, None
+            return self.acknowledge(chunk, now), None
         rows = None
         if chunk.transfer != self.transfer or not self.has(chunk.sequence):
             rows = self._examine(chunk)
@@ -83,7 +85,11 @@ class Receiver:
             else:
                 self.taken += rows.ids.size
                 self.bytes_received += chunk.ids.size + chunk.values.size
-        return Ack(chunk.transfer, self._next, self._mask()), rows
+        return self.acknowledge(chunk, now), rows
+
+    def acknowledge(self, chunk: Chunk, now: float) -> Ack:
+        """Return the acknowledgement of a chunk that is valid, whether its rows are used or not."""
+        return Ack(chunk.packet, self._arrivals.note(chunk.packet), now, self.incarnation)
 
     def examine(self, chunk: Chunk) -> Rows:
         """Check a chunk and return its rows; do not count the chunk as received.
@@ -264,13 +270,6 @@ class Receiver:
         self._flags[sequence] = 1
         gap = self._flags.find(0, self._next)
         self._next = len(self._flags) if gap < 0 else gap
-
-    def _mask(self) -> int:
-        if self._next == len(self._flags):  # the usual case: no chunk is missing
-            return 0
-        after = self._flags[self._next + 1:self._next + 65]
-        bits = np.packbits(np.frombuffer(after, np.uint8), bitorder='little')
-        return int.from_bytes(bits.tobytes(), 'little')
 
     def _collect(self) -> np.ndarray:
         """Return the segments of the present transfer that have arrived; then forget them."""

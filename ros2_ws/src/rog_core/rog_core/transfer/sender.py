@@ -4,10 +4,14 @@ Source: ROG, Section IV-B, Algorithm 4 (SpeculativeTransmission). Our own acknow
 the paper's socket time-out.
 
 Until the budget (the MTA time) is over, the sender keeps as many unacknowledged bytes under way as
-the link can carry. If the mandatory segments of the plan have not arrived by then, the sender
-continues with only these segments. An End follows the last chunk at once. This End takes effect
-when all chunks have arrived, so the receiver can answer without a further round trip. If no answer
-comes, the sender sends an End that takes effect at once, and repeats it until the Receipt arrives.
+the link can carry; `fleet_link.link.Link` says how many, and which are lost. If the mandatory
+segments of the plan have not arrived by then, the sender continues with only these segments. An End
+follows the last chunk at once. This End takes effect when all chunks have arrived, so the receiver
+can answer without a further round trip. If no answer comes, the sender sends an End that takes
+effect at once, and repeats it until the Receipt arrives. A repeated chunk carries the bytes of the
+first transmission, not the rows' present values: a lossy codec has already kept back what these
+bytes lack, so the rows would have to be put together again from both.
+
 The table of states is `rog_core.protocol.states.SENDER`.
 """
 
@@ -21,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from fleet_link.estimate import LONGEST_OUTAGE
 
 from ..arrays import Array
 from ..codecs import RAW, Codec, Part, at_once, split_into_chunks
@@ -28,31 +33,27 @@ from ..errors import RemoteProtocolError
 from ..model.partition import RowPartition
 from ..protocol.messages import Ack, Chunk, Command, End, Receipt, TransferId
 from ..protocol.states import CLOSING, DONE, SENDER, SENDING
-from .link import LinkEstimate
+from .link import RowLink
 from .plan import Plan
 
-# A chunk counts as lost if a chunk has arrived that was sent DUPLICATES or more transmissions later
-DUPLICATES = 3
+# Least seconds until an End is repeated: the peer may first have to handle a message of another
+# topic, such as the receipt of the transfer before.
+END_PAUSE = 0.05
 
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A chunk and the state of its transmission."""
+    """A chunk and the state of its transmissions."""
 
-    chunk: Chunk
+    transfer: TransferId
+    sequence: int
+    codec: int
     segments: np.ndarray
+    ids: np.ndarray           # of the segments, encoded
+    values: np.ndarray
     nbytes: int
-    order: int = -1           # number of the chunk's last transmission; -1: not sent yet
-    sent_at: float = 0.0
-    delivered_then: int = 0
-    full: bool = False        # whether the window was full when the chunk was sent
-    tries: int = 0
+    on_way: bool = False      # whether it was sent, and has neither arrived nor been lost
     arrived: bool = False
-    lost: bool = False
-
-    def on_way(self, order: int) -> bool:
-        """Return whether transmission ``order`` is neither acknowledged nor given up."""
-        return self.order == order and not self.arrived and not self.lost
 
 
 class Rows(Protocol):
@@ -94,7 +95,7 @@ class Sender:
     plan: Plan
     codec: Codec
     rows: Rows
-    link: LinkEstimate
+    link: RowLink
     started: float
     command: Command = Command()
     switched: tuple[int, ...] = ()  # see `End`
@@ -110,19 +111,13 @@ class Sender:
     _mandatory: int = 0       # number of chunks made so far from mandatory windows
     _arrived: int = 0         # number of chunks that the receiver has acknowledged
     _mandatory_arrived: int = 0
-    _in_flight: int = 0       # number of bytes that were sent, and neither acknowledged nor lost
-    _order: int = 0           # number of the next transmission; repeated chunks count again
-    _newest: int = -1         # number of the latest transmission that has arrived
-    # (order, chunk) of each transmission, oldest first; some of the chunks may have arrived.
-    _flight: deque[tuple[int, _Sent]] = field(default_factory=deque)
-    # Heap of (time, order, chunk) of each transmission; ``time``: when it times out, in seconds.
-    _expiry: list[tuple[float, int, _Sent]] = field(default_factory=list)
+    _on_way: int = 0          # number of chunks that were sent, and neither arrived nor lost
     _lost: list[int] = field(default_factory=list)  # heap of the numbers of chunks to send again
     _resend_end: float = 0.0  # time at which the End is sent again
     _end_interval: float = 0.0
+    _end_sent: float = -math.inf
     _message: End | None = None  # the End that is repeated while the transfer is closing
     _last_poll: float = -math.inf
-    _low: int = 0             # all chunks whose numbers are lower than this number have arrived
     segments_arrived: int = 0  # number of segments that are known to have arrived
 
     def __post_init__(self) -> None:
@@ -131,37 +126,34 @@ class Sender:
     # -- events ----------------------------------------------------------------------------------
 
     def on_ack(self, ack: Ack, now: float) -> None:
-        """Handle an acknowledgement; raise `RemoteProtocolError` if it names a chunk never sent."""
-        if ack.transfer != self.transfer or self.state == DONE:
+        """Handle an acknowledgement; raise `RemoteProtocolError` if it cannot be true.
+
+        It may acknowledge chunks of earlier transfers over the same link.
+        """
+        if ack.incarnation != self.transfer.incarnation:
             return
-        if ack.next_expected < 0 or ack.claimed > self._fresh:
-            raise RemoteProtocolError(f'acknowledgement claims {ack.claimed} chunks, '
-                                      f'{self._fresh} were sent')
-        self._arrive(range(self._first_missing(), ack.next_expected), now)
-        self._arrive(ack.later(), now)
+        arrived, lost = self.link.on_ack(ack, now)
+        if self.state != DONE:
+            self._arrive(arrived, now)
+            self._lose(lost)
 
     def on_receipt(self, receipt: Receipt, now: float) -> bool:
         """Handle the receipt; return whether it has closed the transfer.
 
-        In the state SENDING, a receipt has one of two causes: it answers the End that followed the
-        last chunk, or the receiver has ended the transfer early.
+        It answers an End, or the receiver has ended the transfer early. Then it need not name the
+        last chunks, although they were acknowledged: they came too late.
         """
         if receipt.transfer != self.transfer or self.state == DONE:
             return False
-        least = 0 if self.state == SENDING else self._fresh
-        if not least <= receipt.chunks <= self._fresh \
+        if not 0 <= receipt.chunks <= self._fresh \
                 or len(receipt.taken) != (receipt.chunks + 7) // 8:
-            raise RemoteProtocolError(f'receipt must have a bit for each of {least} to '
-                                      f'{self._fresh} chunks, got {len(receipt.taken)} bytes for '
+            raise RemoteProtocolError(f'receipt must have a bit for each of at most {self._fresh} '
+                                      f'chunks, got {len(receipt.taken)} bytes for '
                                       f'{receipt.chunks} chunks')
         if self.state == SENDING:
             bits = int.from_bytes(receipt.taken, 'little')
             taken = [k for k in range(receipt.chunks) if bits >> k & 1]
-            # The receipt gives the acknowledgement time of the newest chunk only. The other chunks
-            # arrived earlier, and their acknowledgements may have been lost.
-            newest = max(taken, key=lambda k: self._chunks[k].order, default=-1)
-            self._arrive((k for k in taken if k != newest), now, timed=False)
-            self._arrive((k for k in taken if k == newest), now)
+            self._arrive([self._chunks[k] for k in taken], now)
         self._end(receipt, 'receipt')
         return True
 
@@ -179,25 +171,15 @@ class Sender:
         self.receipt = Receipt(self.transfer, self._fresh, taken, refused)
         self.state = SENDER.after(self.state, event)
 
-    def wake(self, now: float) -> None:
-        """Count all chunks under way as lost when the link works again; `poll` resends them."""
-        self.link.is_back()
-        for _, order, sent in self._expiry:
-            if sent.on_way(order):
-                self._give_up(sent)
-        self._expiry.clear()
-        self._resend_end, self._end_interval = now, self._first_interval
+    def on_heard(self, now: float) -> None:
+        """Handle a message of the peer that shows that the link may be back; see `Link.on_heard`.
 
-    @property
-    def _first_interval(self) -> float:
-        """Seconds after which the End is repeated for the first time."""
-        return max(self.link.timeout, 0.2)
-
-    def expect(self, now: float) -> None:
-        """Repeat the End soon: the peer has received it, but the receipt may have been lost."""
+        An End is repeated, but not before the time of a round trip is over.
+        """
+        self.link.on_heard(now)
         if self.state == CLOSING:
-            self._end_interval = self._first_interval
-            self._resend_end = min(self._resend_end, now + self._end_interval)
+            self._end_interval = self.link.trip.timeout
+            self._resend_end = min(self._resend_end, max(now, self._end_sent + self._end_interval))
 
     def poll(self, now: float) -> list[Chunk | End]:
         """Return the messages to send now; call this after every event and at `deadline`."""
@@ -206,14 +188,14 @@ class Sender:
             if self._finished(now):
                 self._close(now)
             elif self._all_sent(now) and math.isinf(self.closed):
-                self.closed = now
+                self.closed = self._end_sent = now
                 return [*out, self._end_message(now, whole=True)]
             else:
                 return out
         if self.state == CLOSING and now >= self._resend_end:
             assert self._message is not None
-            self._resend_end = now + self._end_interval
-            self._end_interval = min(2 * self._end_interval, 2.0)
+            self._end_sent, self._resend_end = now, now + self._end_interval
+            self._end_interval = min(2 * self._end_interval, LONGEST_OUTAGE)
             out.append(self._message)
         return out
 
@@ -226,19 +208,8 @@ class Sender:
             return self._resend_end
         over = self.started + self.plan.budget
         if over <= self._last_poll:
-            over += self.link.timeout
-        oldest = self._next_expiry()
-        return min(oldest, over) if over > self._last_poll else oldest
-
-    def _next_expiry(self) -> float:
-        """Return the time at which the next chunk under way counts as lost; infinity: no chunk."""
-        expiry = self._expiry
-        while expiry:
-            at, order, sent = expiry[0]
-            if sent.on_way(order):
-                return at
-            heapq.heappop(expiry)
-        return math.inf
+            over += self.link.trip.timeout
+        return min(self.link.deadline, over) if over > self._last_poll else self.link.deadline
 
     # -- outcome ---------------------------------------------------------------------------------
 
@@ -267,59 +238,30 @@ class Sender:
         bits = np.unpackbits(np.frombuffer(self.receipt.taken, np.uint8), bitorder='little')
         flags = np.zeros(len(self._chunks), bool)
         flags[:self._fresh] = bits[:self._fresh]
-        return [(sent.segments, sent.chunk.values) for sent, flag
+        return [(sent.segments, sent.values) for sent, flag
                 in zip(self._chunks, flags.tolist(), strict=True) if flag == taken]
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _first_missing(self) -> int:
-        while self._low < self._fresh and self._chunks[self._low].arrived:
-            self._low += 1
-        return self._low
-
-    def _arrive(self, sequences: Iterable[int], now: float, timed: bool = True) -> None:
-        for sequence in sequences:
-            sent = self._chunks[sequence]
-            if sent.arrived:
+    def _arrive(self, chunks: Iterable[_Sent], now: float) -> None:
+        for sent in chunks:
+            if sent.arrived or sent.transfer is not self.transfer:
                 continue
             sent.arrived = True
             self._arrived += 1
             self.segments_arrived += sent.segments.size
-            if not sent.lost:
-                self._in_flight -= sent.nbytes
-            if timed and sent.tries == 1:
-                self.link.sample(sent.nbytes, sent.sent_at, sent.delivered_then, now, sent.full)
-            else:
-                self.link.delivered += sent.nbytes
-            self._newest = max(self._newest, sent.order)
-            if sequence < self._mandatory:
+            self._on_way -= sent.on_way
+            if sent.sequence < self._mandatory:
                 self._mandatory_arrived += 1
         if self._minimum_arrived() and math.isinf(self.mta_duration):
             self.mta_duration = (now - self.started) * self.plan.mta_factor
 
-    def _give_up(self, sent: _Sent) -> None:
-        sent.lost = True
-        self._in_flight -= sent.nbytes
-        heapq.heappush(self._lost, sent.chunk.sequence)
-
-    def _mark_lost(self, now: float) -> None:
-        """Mark chunks as lost if later chunks have overtaken them, or if their time-out has passed.
-
-        Only the oldest chunks under way are checked, so that the cost per message does not grow
-        with the window.
-        """
-        flight, overtaken = self._flight, self._newest - DUPLICATES
-        while flight:
-            order, sent = flight[0]
-            on_way = sent.on_way(order)
-            if on_way and order > overtaken:
-                break
-            flight.popleft()
-            if on_way:
-                self._give_up(sent)
-        while self._next_expiry() <= now:
-            self._give_up(heapq.heappop(self._expiry)[2])
-            self.link.timed_out(now)
+    def _lose(self, chunks: Iterable[_Sent]) -> None:
+        for sent in chunks:
+            if sent.on_way and not sent.arrived and sent.transfer is self.transfer:
+                sent.on_way = False
+                self._on_way -= 1
+                heapq.heappush(self._lost, sent.sequence)
 
     def _minimum_arrived(self) -> bool:
         return self._window >= self.plan.mandatory and self._mandatory_arrived == self._mandatory
@@ -329,40 +271,34 @@ class Sender:
 
     def _send(self, now: float) -> list[Chunk | End]:
         self._last_poll = now
-        self._mark_lost(now)
+        limited = self._over(now)
+        self._lose(self.link.poll(now, lambda sent: (
+            not sent.arrived and sent.transfer is self.transfer
+            and not (limited and sent.sequence >= self._mandatory))))
         out: list[Chunk | End] = []
-        limited, window = self._over(now), self.link.window_bytes
         while self._lost and not (limited and self._lost[0] >= self._mandatory):
             sent = self._chunks[self._lost[0]]
-            if not sent.arrived and not self._room(sent.nbytes, window):
+            if not sent.arrived and not self.link.room(sent.nbytes):
                 return out
             heapq.heappop(self._lost)
             if not sent.arrived:
-                out.append(self._transmit(sent, now, window))
-        while self._room(0, window):
+                out.append(self._transmit(sent, now))
+        size = self.link.chunk_bytes
+        while self.link.room(size):
             if self._fresh == len(self._chunks) and not self._divide_window(limited, now):
                 break
             if limited and self._fresh >= self._mandatory:
                 break
-            out.append(self._transmit(self._chunks[self._fresh], now, window))
+            out.append(self._transmit(self._chunks[self._fresh], now))
             self._fresh += 1
         return out
 
-    def _room(self, nbytes: int, window: int) -> bool:
-        """Return whether the window (`LinkEstimate.window_bytes`) has room for ``nbytes`` bytes."""
-        return self._in_flight == 0 or self._in_flight + nbytes < window
-
-    def _transmit(self, sent: _Sent, now: float, window: int) -> Chunk:
-        sent.order, self._order = self._order, self._order + 1
-        sent.sent_at, sent.delivered_then = now, self.link.delivered
-        sent.tries += 1
-        sent.lost = False
-        self._flight.append((sent.order, sent))
-        heapq.heappush(self._expiry, (now + self.link.timeout, sent.order, sent))
-        self._in_flight += sent.nbytes
-        sent.full = not self._room(sent.nbytes, window)
+    def _transmit(self, sent: _Sent, now: float) -> Chunk:
+        self._on_way += not sent.on_way
+        sent.on_way = True
         self.bytes_sent += sent.nbytes
-        return sent.chunk
+        return Chunk(self.transfer, sent.sequence, sent.codec, sent.segments.size, sent.ids,
+                     sent.values, self.link.send(sent, sent.nbytes, now))
 
     def _encode(self, now: float) -> None:
         """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
@@ -399,8 +335,8 @@ class Sender:
         chunks = split_into_chunks(ids, self._sizes[ids], self.link.chunk_bytes)
         for stop, end, id_bytes in chunks:
             part, data = ids[first:stop], values[begin:end]
-            chunk = Chunk(self.transfer, len(self._chunks), codec.number, part.size, id_bytes, data)
-            self._chunks.append(_Sent(chunk, part, id_bytes.size + data.size))
+            self._chunks.append(_Sent(self.transfer, len(self._chunks), codec.number, part,
+                                      id_bytes, data, id_bytes.size + data.size))
             first, begin = stop, end
         if mandatory:
             self._mandatory = len(self._chunks)
@@ -413,7 +349,8 @@ class Sender:
         if not (self._over(now) and self._minimum_arrived()):
             return False
         # Wait one time-out for the chunks in flight, so that few rows must be sent again later.
-        return self._in_flight == 0 or now >= self.started + self.plan.budget + self.link.timeout
+        return self._on_way == 0 \
+            or now >= self.started + self.plan.budget + self.link.trip.timeout
 
     def _all_sent(self, now: float) -> bool:
         """Return whether all chunks were sent once; after the budget, mandatory windows suffice."""
@@ -427,11 +364,11 @@ class Sender:
         if math.isinf(self.mta_duration):
             self.mta_duration = now - self.started
         self._message = self._end_message(now)
-        self._resend_end, self._end_interval = now, self._first_interval
+        self._resend_end, self._end_interval = now, self.link.trip.timeout
         if math.isinf(self.closed):
             self.closed = now
         elif self._arrived == self._fresh:  # the first End has arrived or will arrive soon
-            self._resend_end = max(now, self.closed + self.link.round_trip)
+            self._resend_end = max(now, self.closed + max(2 * self.link.round_trip, END_PAUSE))
 
     def _end_message(self, now: float, whole: bool = False) -> End:
         duration, mta = now - self.started, self.mta_duration

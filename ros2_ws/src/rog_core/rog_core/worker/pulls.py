@@ -34,23 +34,25 @@ class Pulls:
             return []
         if pull.is_closed(chunk.transfer):  # the receipt was lost, so send it again
             assert pull.receipt is not None
-            return [Send(shared.robot, pull.receipt)]
+            return [Send(shared.robot, pull.acknowledge(chunk, now)),
+                    Send(shared.robot, pull.receipt)]
         if shared.state == STOPPED:
             return []
         former = pull.transfer
-        ack, rows = pull.on_chunk(chunk)
+        ack, rows = pull.on_chunk(chunk, now)
         if chunk.transfer.kind == Kind.SNAPSHOT and pull.transfer != former:
             shared.accumulator.restore_frozen()
         if rows is not None:
             shared.statistics.bytes_received += chunk.ids.size + chunk.values.size
             self._apply(rows)
-        if ack is None:
-            return []
+        actions: list[Action] = [Send(shared.robot, ack)]
+        if not pull.is_open(chunk.transfer):
+            return actions
         if shared.state != PULLING:  # only the first of many chunks changes the state
             shared.move('rows', now)
         if (end := pull.due) is not None:
-            return self.on_end(end, now)  # the receipt replaces the acknowledgement
-        return [Send(shared.robot, ack)]
+            actions += self.on_end(end, now)
+        return actions
 
     def _apply(self, rows: Rows) -> None:
         store, kind = self.shared.accumulator, rows.transfer.kind

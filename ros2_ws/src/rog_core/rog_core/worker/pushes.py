@@ -166,9 +166,20 @@ class Pushes:
 
     def on_ack(self, ack: Ack, now: float) -> list[Action]:
         """Handle the acknowledgement of chunks of this worker's push."""
-        if self.shared.push is None or self.shared.state == PAUSED:
+        shared = self.shared
+        if shared.state == PAUSED or ack.incarnation != shared.session:
             return []
-        self.shared.push.on_ack(ack, now)
+        if shared.push is None:  # the push is over, but its chunks were still on the way
+            shared.link.on_ack(ack, now)
+            return []
+        shared.push.on_ack(ack, now)
+        return self.poll(now)
+
+    def on_heard(self, now: float) -> list[Action]:
+        """Handle a message of the server that shows that the link may be back."""
+        if self.shared.push is None or self.shared.state != PUSHING:
+            return []
+        self.shared.push.on_heard(now)
         return self.poll(now)
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:

@@ -14,7 +14,7 @@ from ..protocol.messages import (
     Stop,
     TransferId,
 )
-from ..protocol.states import PAUSED, PUSHING, REGISTERING, STOPPED
+from ..protocol.states import PAUSED, REGISTERING, STOPPED
 from ..transfer.receiver import Receiver
 from .pushes import Pushes
 from .shared import Shared
@@ -79,7 +79,9 @@ class Registration:
             shared.move('refused', now)
             return [Stop('' if response.over else response.reason)]
         shared.sync = response.sync
-        shared.server = response.incarnation
+        if shared.server != response.incarnation:
+            shared.server = response.incarnation
+            shared.link.forget()
         self.pushes.end(response.push)
         pull = shared.pull
         if pull is None or pull.incarnation != shared.session \
@@ -114,7 +116,7 @@ class Registration:
         # Ignore the first heartbeat that does not list this worker: the server may have sent this
         # heartbeat before it accepted the worker.
         if self._unknown < 2:
-            return []
+            return self.pushes.on_heard(now)
         shared.move('lost', now)
         return self.register(now)
 
@@ -123,10 +125,7 @@ class Registration:
         shared = self.shared
         if shared.state == REGISTERING:
             return self.register_soon(now)
-        if shared.state != PUSHING or shared.push is None:
-            return []
-        shared.push.wake(now)
-        return self.pushes.poll(now)
+        return self.pushes.on_heard(now)
 
     def on_time(self, now: float) -> list[Action]:
         """Register again if no answer came before `due`; double the interval between attempts."""

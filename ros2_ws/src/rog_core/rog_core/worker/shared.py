@@ -21,7 +21,7 @@ from ..protocol.states import (
     STOPPED,
     WORKER,
 )
-from ..transfer.link import LinkEstimate
+from ..transfer.link import RowLink
 from ..transfer.receiver import Receiver
 from ..transfer.sender import Sender
 from .accumulator import Accumulator
@@ -36,7 +36,7 @@ class Shared:
         self.robot, self.incarnation, self.accumulator = robot, incarnation, accumulator
         self.config = config
         self.codec: Codec = get_codec(config.codec)
-        self.link = LinkEstimate(config.chunk_bytes, config.chunk_time, config.traffic)
+        self.link = RowLink(config.chunk_bytes, config.chunk_time, config.traffic)
         self.statistics = WorkerStatistics()
         self.state = REGISTERING
         self.gradient = IDLE             # state of the last ordered gradient
