@@ -62,14 +62,14 @@ class Puppet:
         self._status_seen = None
         self._out = {Chunk: node.create_publisher(RowChunk, f'/{robot}/push', qos.CHUNK),
                      Ack: node.create_publisher(RowAck, f'/{robot}/pull_ack', qos.CHUNK),
-                     End: node.create_publisher(TransferEnd, f'/{robot}/push_end', qos.CONTROL)}
+                     End: node.create_publisher(TransferEnd, f'/{robot}/push_end', qos.CHUNK)}
         self._receipts = node.create_publisher(TransferReceipt, f'/{robot}/pull_receipt',
-                                               qos.CONTROL)
+                                               qos.CHUNK)
         self._status = node.create_publisher(TrainingStatus, f'/{robot}/training_status',
                                              qos.STATUS)
         for kind, topic, profile in ((RowChunk, 'pull', qos.CHUNK), (RowAck, 'push_ack', qos.CHUNK),
-                                     (TransferEnd, 'pull_end', qos.CONTROL),
-                                     (TransferReceipt, 'push_receipt', qos.CONTROL)):
+                                     (TransferEnd, 'pull_end', qos.CHUNK),
+                                     (TransferReceipt, 'push_receipt', qos.CHUNK)):
             node.create_subscription(kind, f'/{robot}/{topic}', self._on_message, profile)
         self._register = node.create_client(Register, '/rog/register')
         fleet.until(lambda: fleet.status and self._register.service_is_ready(), 'the server')

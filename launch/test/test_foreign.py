@@ -59,8 +59,8 @@ def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
     publishers = {kind: fleet.node.create_publisher(kind, f'/robot1/{topic}', profile)
                   for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK),
                                                (RowAck, 'pull_ack', qos.CHUNK),
-                                               (TransferEnd, 'push_end', qos.CONTROL),
-                                               (TransferReceipt, 'pull_receipt', qos.CONTROL),
+                                               (TransferEnd, 'push_end', qos.CHUNK),
+                                               (TransferReceipt, 'pull_receipt', qos.CHUNK),
                                                (TrainingStatus, 'training_status', qos.STATUS))}
     fleet.until(lambda: all(p.get_subscription_count() for p in publishers.values()), 'discovery')
     top = 2 ** 32 - 1

@@ -53,10 +53,10 @@ from type_description_interfaces.srv import GetTypeDescription
 pytestmark = pytest.mark.long
 MESSAGES = int(os.environ.get('ROG_HOSTILE', 3000))
 GROWTH = 64  # largest allowed growth of a process in MiB
-TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
-          'push_receipt': (TransferReceipt, qos.CONTROL), 'push_ack': (RowAck, qos.CHUNK),
-          'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CONTROL),
-          'pull_receipt': (TransferReceipt, qos.CONTROL), 'pull_ack': (RowAck, qos.CHUNK),
+TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CHUNK),
+          'push_receipt': (TransferReceipt, qos.CHUNK), 'push_ack': (RowAck, qos.CHUNK),
+          'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CHUNK),
+          'pull_receipt': (TransferReceipt, qos.CHUNK), 'pull_ack': (RowAck, qos.CHUNK),
           'training_status': (TrainingStatus, qos.STATUS)}
 EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64': 2 ** 64 - 1,
             'double': (float('nan'), float('inf'), -1.0, 1e308)}
@@ -657,7 +657,7 @@ def test_what_a_robot_says_on_the_topics_of_another_changes_nothing_there(liar):
     fleet = liar.fleet
     node, joins = fleet.node, fleet.log('server').count('joins')
     status = node.create_publisher(TrainingStatus, '/robot2/training_status', qos.STATUS)
-    end = node.create_publisher(TransferEnd, '/robot2/push_end', qos.CONTROL)
+    end = node.create_publisher(TransferEnd, '/robot2/push_end', qos.CHUNK)
     fleet.until(lambda: end.get_subscription_count() and status.get_subscription_count(),
                 'discovery')
     mine = liar.session and liar.session.to_server

@@ -21,10 +21,10 @@ from rog_ros import qos
 from rog_ros.message_auth import new_key, write_key
 
 pytestmark = pytest.mark.long
-TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CONTROL),
-          'push_receipt': (TransferReceipt, qos.CONTROL), 'push_ack': (RowAck, qos.CHUNK),
-          'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CONTROL),
-          'pull_receipt': (TransferReceipt, qos.CONTROL), 'pull_ack': (RowAck, qos.CHUNK),
+TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CHUNK),
+          'push_receipt': (TransferReceipt, qos.CHUNK), 'push_ack': (RowAck, qos.CHUNK),
+          'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CHUNK),
+          'pull_receipt': (TransferReceipt, qos.CHUNK), 'pull_ack': (RowAck, qos.CHUNK),
           'training_status': (TrainingStatus, qos.STATUS)}
 
 

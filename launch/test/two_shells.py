@@ -96,8 +96,9 @@ class Protocol:
     def _after_worker(self, machine, name, former, actions):
         log, (push, command) = self.decided[machine.robot], former
         if name == 'on_receipt' and machine.push is not push:
-            taken = np.flatnonzero(machine.pushed_at == machine.iteration)
-            log.append(('taken', machine.iteration, taken.tolist()))
+            # the same receipt may have let the worker handle the end of the next pull, too
+            taken = np.flatnonzero(push.partition.rows_complete(push.taken()))
+            log.append(('taken', push.transfer.iteration, taken.tolist()))
         if machine.push is not None and machine.push is not push:
             log.append(('push', machine.iteration, *rows_of(machine.push)))
         if machine.command is not command:

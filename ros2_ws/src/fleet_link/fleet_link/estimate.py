@@ -138,6 +138,7 @@ class Rate:
     _seconds: float = 0.0                  # of this train, weighted likewise
     _length: float = 0.0                   # plain sums of the train's bytes and seconds
     _lasted: float = 0.0
+    _proven: float = 0.0                   # mean of `at_least`, until the rate is known
 
     def sample(self, packet: int, nbytes: float, sent_at: float, arrived: float) -> None:
         """Take the arrival of ``packet`` into account.
@@ -183,8 +184,19 @@ class Rate:
         self._delays = Minimum(CLOCKS)
 
     def at_least(self, rate: float) -> None:
-        """Raise the rate to one at which bytes have certainly arrived."""
-        self.value = max(self.value, rate)
+        """Note a rate at which bytes have certainly arrived."""
+        if rate > self.value:
+            self.value = rate
+        if not self.known:
+            self._proven = rate if self._proven == 0 else self._proven + (rate - self._proven) / 8
+
+    @property
+    def careful(self) -> float:
+        """The rate; before a train was measured, at most what bytes are known to have arrived at.
+
+        If an owner sends little, there is no train, and the link may be far slower than `value`.
+        """
+        return self.value if self.known or self._proven == 0 else min(self.value, self._proven)
 
     def halve(self, forget: bool) -> None:
         """Expect less after a time-out; ``forget``: let the next train count alone."""

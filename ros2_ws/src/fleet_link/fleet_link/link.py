@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from .arrivals import MASK_BITS, WIRE, Ack, expanded
 from .errors import PeerError
-from .estimate import GAIN, LONGEST_OUTAGE, QUEUE, Rate, RoundTrip
+from .estimate import GAIN, GRANULARITY, LONGEST_OUTAGE, QUEUE, Rate, RoundTrip
 
 T = TypeVar('T')
 
@@ -33,8 +33,10 @@ LEAST_LATE = 0.01
 # Section 7.6.1: silence of three time-outs is "persistent congestion".
 PERSISTENT = 3
 LARGEST_OPENING = 4 << 20  # most bytes of the window before the rate is known
-# Packets that may always be in flight: with one alone, an idle link waits for each acknowledgement.
-# Where packets are lost without delay, as on Wi-Fi, four, so that `REORDER` can notice a loss.
+FRAME = 1300     # bytes of a packet that fills a frame on the air
+# Packets of this size, or larger if there are such, that may always be in flight: with one alone,
+# an idle link waits for each acknowledgement. Where packets are lost without delay, as on Wi-Fi,
+# four, so that `REORDER` can notice a loss.
 LEAST_PACKETS, LOSSY_PACKETS = 2, 4
 
 
@@ -71,7 +73,7 @@ class Link(Generic[T]):
         self._newest = -1        # newest packet that is acknowledged
         self._newest_arrived = math.nan
         self._opening = 0.0      # bytes of the window while the rate is not known
-        self._packet = 0.0       # bytes of the largest recent packet
+        self._packet = float(FRAME)  # bytes of the largest recent packet, at least `FRAME`
         self._lossy = False      # whether the last loss came without delay
         self._timer = math.inf   # time at which silence counts as a time-out
         self._wait = 0.0         # the present `timeout`, and `window` but for its least value
@@ -137,7 +139,7 @@ class Link(Generic[T]):
         number, self.sent = self.sent, self.sent + 1
         # a few large packets must not widen the window for the small ones after them
         size = nbytes * self.scale
-        self._packet = max(size, self._packet - self._packet / 16)
+        self._packet = max(size, FRAME, self._packet - self._packet / 16)
         self._flight[number] = _Sent(item, size, now, self.in_flight, self.delivered,
                                      self._newest_arrived)
         self.in_flight += size
@@ -186,14 +188,17 @@ class Link(Generic[T]):
         return arrived, lost
 
     def on_heard(self, now: float) -> None:
-        """Handle any other message of the peer: after time-outs, let a probe be sent at once.
+        """Handle any other message of the peer: it may let a probe be sent before a long time-out.
 
-        The link may be back, and the next probe may be `LONGEST_OUTAGE` away. The time-outs still
-        count, because the message does not prove that packets arrive in this direction.
+        The link may be back, and the next probe may be `LONGEST_OUTAGE` away. So the sender probes
+        if the time of two round trips is over. Time-outs still count, because the message does not
+        prove that packets arrive in this direction.
         """
-        if self.timeouts and not math.isinf(self._timer):
-            latest = next(reversed(self._flight.values())).at if self._flight else -math.inf
-            self._timer = min(self._timer, max(now, latest + self.trip.timeout))
+        if self._flight:
+            latest = next(reversed(self._flight.values())).at
+            pause = min(self.trip.timeout,
+                        max(2 * max(self.trip.smoothed, self.trip.latest), GRANULARITY))
+            self._timer = min(self._timer, max(now, latest + pause))
 
     def poll(self, now: float, wanted: Callable[[T], bool] = lambda item: True) -> list[T]:
         """Return the items to send again; call this at `deadline`.
@@ -225,12 +230,17 @@ class Link(Generic[T]):
             return math.inf
         return min(self._timer, self._late_at())
 
-    def forget(self) -> None:
-        """Count what is in flight no longer, because the peer is new."""
-        self._late.update(self._flight)
-        self._flight.clear()
+    def forget(self, gone: Callable[[T], bool] = lambda item: True) -> None:
+        """Count packets in flight no longer whose items are ``gone``.
+
+        The owner knows from elsewhere that they have arrived or are lost, or the peer is new.
+        """
+        for number in [n for n, sent in self._flight.items() if gone(sent.item)]:
+            self._late[number] = sent = self._flight.pop(number)
+            self.in_flight -= sent.nbytes
         self._trim_late()
-        self.in_flight, self._probe, self._timer = 0.0, False, math.inf
+        if not self._flight:
+            self.in_flight, self._probe, self._timer = 0.0, False, math.inf
 
     # -- internals -------------------------------------------------------------------------------
 

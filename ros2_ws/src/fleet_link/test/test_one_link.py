@@ -162,14 +162,14 @@ def test_an_acknowledgement_that_cannot_be_true_changes_nothing(ack):
 def test_two_packets_begin_and_a_time_out_allows_one_more():
     link = Link()
     for item in 'ab':
-        assert link.room(1000)
-        link.send(item, 1000, 0.0)
-    assert not link.room(1000)
+        assert link.room(1300)
+        link.send(item, 1300, 0.0)
+    assert not link.room(1300)
     assert link.deadline == 0.333
     assert link.poll(0.3) == [] and link.poll(0.333) == ['a']
-    assert link.room(1000)
-    assert link.send('a', 1000, 0.4) == 2
-    assert not link.room(1000) and link.deadline == 0.4 + 2 * 0.333
+    assert link.room(1300)
+    assert link.send('a', 1300, 0.4) == 2
+    assert not link.room(1300) and link.deadline == 0.4 + 2 * 0.333
     arrived, lost = link.on_ack(Ack(2, 0, 7.0), 0.42)  # the first two were sent long before it
     assert arrived == ['a'] and lost == ['a', 'b'] and link.quiet and link.deadline == math.inf
     assert link.on_ack(Ack(1, 0, 7.0), 0.43) == (['b'], [])  # it was not lost after all
@@ -191,7 +191,7 @@ def test_a_peer_that_speaks_is_tried_at_once_but_not_before_a_round_trip():
     link.poll(now + 5.0)
     link.send('b', 1000, now + 5.0)
     link.on_heard(now + 5.0)
-    assert link.deadline == now + 5.0 + link.trip.timeout
+    assert link.deadline == now + 5.0 + 2 * link.trip.smoothed
 
 
 def test_what_is_forgotten_is_neither_in_flight_nor_sent_again():

@@ -372,7 +372,7 @@ def test_weights_of_another_size_are_the_caller_s_fault():
 
 
 def test_a_link_too_slow_for_the_final_model_ends_the_run_all_the_same():
-    fleet = Fleet(seed=5, robots=2, sync='rsp:3', rate=20e3)
+    fleet = Fleet(seed=6, robots=2, sync='rsp:3', rate=20e3)
     fleet.run(5)
     fleet.server.config = replace(fleet.server.config, drain_limit=0.1)
     fleet.act(None, fleet.server.stop(fleet.now))

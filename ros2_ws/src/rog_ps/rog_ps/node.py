@@ -318,7 +318,8 @@ class ParameterServerNode(ManagedNode):
         if self._ending.is_over(now, self._above is not None and self._above.pushing):
             self.finish()
         self._presence.report_away(self.machine.members.values())
-        self._publish_status()
+        if self._reports.is_due(self.machine, self.settings.heartbeat.limit):
+            self._publish_status()
         self._diagnose()
 
     # -- actions ---

@@ -35,8 +35,8 @@ class Peer:
         self.out: dict[type, Any] = {
             Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
             Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
-            End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CONTROL)}
-        self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CONTROL)
+            End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CHUNK)}
+        self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CHUNK)
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session
@@ -44,11 +44,11 @@ class Peer:
         self._changes = [0, 0]     # how often each field of `_noted` has changed
         self.lives: set[int] = set()  # incarnations that have registered with the robot's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
-                                     (TransferEnd, 'push_end', qos.CONTROL),
-                                     (TransferReceipt, 'pull_receipt', qos.CONTROL)):
+                                     (TransferEnd, 'push_end', qos.CHUNK),
+                                     (TransferReceipt, 'pull_receipt', qos.CHUNK)):
             subscribe(node, kind, base + topic, partial(node.on_message, robot), profile)
         node.create_subscription(TrainingStatus, base + 'training_status',
-                                 lambda message: node.on_status(robot, message), qos.STATUS)
+                                 lambda message: node.on_status(robot, message), qos.HEARTBEAT)
 
     def send(self, value: Any, now: float) -> None:
         """Send a message of `rog_core.protocol.messages` over the emulated link."""

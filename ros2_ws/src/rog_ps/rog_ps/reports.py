@@ -17,11 +17,13 @@ from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
 from rog_msgs.msg import FleetStatus, RobotStatus
 from rog_ros import qos
+from rog_ros.heartbeat import is_due
 from rog_ros.message_auth import Signature, process_of
 from rog_ros.servers import this_process, this_version
 
 from .directory import Claim
 
+ON_AIR, ON_AIR_ROBOT = 350, 125  # bytes of a status with all headers, and for each robot in it
 ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
 # member's state -> state in RobotStatus; other states are equal in both
 STATES = {'pulling': 'training', 'draining': 'training'}
@@ -35,9 +37,17 @@ class Reports:
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
+        self._last = -math.inf               # time of the last status
         # The last query for publishers: the time of the query, the number of messages that had
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
+
+    def is_due(self, machine: ServerMachine, limit: float) -> bool:
+        """Return whether the slowest link can take another status; ``limit``: heartbeat limit."""
+        nbytes = ON_AIR + ON_AIR_ROBOT * len(machine.members)
+        rate = min((m.link.speed.careful for m in machine.members.values() if m.alive),
+                   default=math.inf)
+        return is_due(time.monotonic() - self._last, nbytes, rate, limit)
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
         """Publish the fleet's status.
@@ -45,7 +55,7 @@ class Reports:
         :param elapsed: seconds of training until now.
         :param paused: robots that are paused.
         """
-        now = time.monotonic()
+        self._last = now = time.monotonic()
         active = machine.active()
         self.count += 1
         message = FleetStatus(

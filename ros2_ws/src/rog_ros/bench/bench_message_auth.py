@@ -55,8 +55,8 @@ class Wire:
         self.publishers = {}
         for kind in (RowChunk, RowAck, TransferEnd, TransferReceipt):
             topic = f'bench_message_auth_{kind.__name__.lower()}'
-            self.node.create_subscription(kind, topic, self.arrived.append, qos.CONTROL)
-            self.publishers[kind] = self.node.create_publisher(kind, topic, qos.CONTROL)
+            self.node.create_subscription(kind, topic, self.arrived.append, qos.CHUNK)
+            self.publishers[kind] = self.node.create_publisher(kind, topic, qos.CHUNK)
         while not all(p.get_subscription_count() for p in self.publishers.values()):
             self.executor.spin_once(timeout_sec=0.1)
 

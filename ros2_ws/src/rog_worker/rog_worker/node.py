@@ -136,12 +136,12 @@ class WorkerNode(ManagedNode):
         self._out: dict[type, Any] = {
             Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
             Ack: self.create_publisher(RowAck, 'pull_ack', qos.CHUNK),
-            End: self.create_publisher(TransferEnd, 'push_end', qos.CONTROL)}
-        self._receipts = self.create_publisher(TransferReceipt, 'pull_receipt', qos.CONTROL)
+            End: self.create_publisher(TransferEnd, 'push_end', qos.CHUNK)}
+        self._receipts = self.create_publisher(TransferReceipt, 'pull_receipt', qos.CHUNK)
         subscribe(self, RowChunk, 'pull', self._on_message, qos.CHUNK)
         subscribe(self, RowAck, 'push_ack', self._on_message, qos.CHUNK)
-        subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.CONTROL)
-        subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.CONTROL)
+        subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.CHUNK)
+        subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.CHUNK)
         self.create_subscription(FleetStatus, self.settings.server_namespace + '/fleet_status',
                                  self._on_fleet, qos.HEARTBEAT)
         self.registration = Registration(self, self._key)
@@ -309,7 +309,7 @@ class WorkerNode(ManagedNode):
         if self.machine is None:
             return
         if silent > CONTACT * self.settings.heartbeat.period:
-            self.report()  # tells the server at once that the link is back
+            self.report(urgent=True)  # tells the server at once that the link is back
             self.act(self.machine.on_contact(now))
         mine = next((r for r in message.robots if r.robot == self.robot), None)
         known = mine is not None and mine.state not in ('away', PAUSED, STOPPED)
@@ -401,9 +401,9 @@ class WorkerNode(ManagedNode):
         """Return whether an emulated drop-out or a dead emulated link blocks all messages."""
         return self.is_silent or self.link.is_dead(now)
 
-    def report(self, state: str = '') -> None:
+    def report(self, state: str = '', urgent: bool = False) -> None:
         """Publish the status; see `Reports.report`."""
-        self.reports.report(state)
+        self.reports.report(state, urgent)
 
     def set_alarm(self) -> None:
         """Set the alarm to the next deadline of the link or the state machine."""

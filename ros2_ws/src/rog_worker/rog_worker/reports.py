@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,15 @@ from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
+from rog_ros.heartbeat import is_due
 from rog_ros.message_auth import process_of, sealed
 from rog_ros.servers import this_process, this_version
 
 if TYPE_CHECKING:
     from .node import WorkerNode
+
+
+ON_AIR = 450  # bytes of a status with all headers, for each subscriber
 
 
 class Reports:
@@ -33,15 +38,16 @@ class Reports:
         self._node = node
         self._count = 0                # number of published statuses
         self._waits = False            # whether a status waits for the emulated link
+        self._last = -math.inf         # time of the last status
         self._has_ended = False        # whether `report` was called with `STOPPED`
         self._status = node.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
 
-    def report(self, state: str = '') -> None:
+    def report(self, state: str = '', urgent: bool = False) -> None:
         """Publish the status, which is also the heartbeat.
 
         The emulated link delays a status like data. But a status with a given ``state`` is sent at
-        once.
+        once. On a slow link, a status that is not ``urgent`` is omitted soon after another.
 
         :param state: `PAUSED` in the last status before a pause; `STOPPED` in the last status
             before the end; empty in every other status, which contains the robot's present state.
@@ -53,7 +59,7 @@ class Reports:
                 self._publish(state)
         # A waiting status gets its values only when it is sent, so a second waiting status is not
         # needed.
-        elif not self._waits:
+        elif not self._waits and (urgent or self._is_due(now)):
             self._waits = not link.is_dead(now)
             link.send(STATUS_BYTES, self._publish, now, lossy=True)
             self._node.set_alarm()
@@ -62,9 +68,17 @@ class Reports:
         """Wait at most `qos.LAST_WORDS` until all present subscribers received the last status."""
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
+    def _is_due(self, now: float) -> bool:
+        machine, limit = self._node.machine, self._node.settings.heartbeat.limit
+        if machine is None:
+            return True
+        nbytes = ON_AIR * self._status.get_subscription_count()
+        return is_due(now - self._last, nbytes, machine.link.speed.careful, limit)
+
     def _publish(self, state: str = '') -> None:
         self._waits = False
-        now, node = time.monotonic(), self._node
+        self._last = now = time.monotonic()
+        node = self._node
         machine, session = node.machine, node.registration.session
         self._count += 1
         evaluated_at, accuracy = node.evaluation

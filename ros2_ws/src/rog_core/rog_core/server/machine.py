@@ -91,16 +91,18 @@ class ServerMachine(Shared):
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
         """Handle the receipt of a pull or snapshot, which names the chunks that have arrived."""
         actions = self.pulls.on_receipt(robot, receipt, now)
-        # chunks of the next push that have arrived before this receipt
-        for chunk in self.pushes.early_chunks(robot):
-            actions += self._on_early(robot, chunk, now)
+        # messages of the next push that have arrived before this receipt
+        for message in self.pushes.early(robot):
+            actions += self._on_early(robot, message, now)
         return actions
 
-    def _on_early(self, robot: str, chunk: Chunk, now: float) -> list[Action]:
+    def _on_early(self, robot: str, message: Chunk | End, now: float) -> list[Action]:
         try:
-            return self.on_chunk(robot, chunk, now)
+            if isinstance(message, End):
+                return self.on_end(robot, message, now)
+            return self.on_chunk(robot, message, now)
         except RemoteProtocolError:
-            return []  # the chunk is invalid and counts as lost; the receipt remains valid
+            return []  # the message is invalid and counts as lost; the receipt remains valid
 
     def on_model_above(self, former: Array, model: Array) -> None:
         """Add the change of the parent fleet's model to the master rows.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..methods.base import Standing
-from ..protocol.messages import Chunk, Kind, Receipt, RegisterResponse
+from ..protocol.messages import Chunk, End, Kind, Receipt, RegisterResponse
 from ..protocol.states import (
     AWAY,
     COUNTED,
@@ -74,8 +74,8 @@ class Member:
     period: float = math.nan  # running mean of the seconds between two pushes
     loss: float = math.nan   # loss of the robot's last batch
     place: str = COUNTED     # see `rog_core.protocol.states.PLACE`
-    # chunks of the next push that have arrived before the receipt of the pull
-    early: list[Chunk] = field(default_factory=list)
+    # messages of the next push that have arrived before the receipt of the pull
+    early: list[Chunk | End] = field(default_factory=list)
     progress: float = math.nan  # time of the last progress of any size, in seconds
     # Time in seconds up to which the robot's progress has been fast enough; never in the future. If
     # progress is too slow, this time falls behind the present. The robot's patience is counted from

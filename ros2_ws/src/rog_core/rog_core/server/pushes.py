@@ -19,7 +19,7 @@ from .push_filter import LARGEST, PushFilter
 from .shared import Shared
 
 # A push can arrive before the receipt of the pull that preceded it. Until the receipt arrives, the
-# server stores at most this many chunks of the push.
+# server stores at most this many messages of the push.
 EARLY = 64
 
 
@@ -69,7 +69,7 @@ class Pushes:
         return actions
 
     def _keep_early(self, member: Member, chunk: Chunk, now: float) -> None:
-        """Store a chunk that has arrived before the receipt of the pull; see `early_chunks`."""
+        """Store a chunk that has arrived before the receipt of the pull; see `early`."""
         if member.state == PULLING and len(member.early) < EARLY \
                 and member.push.is_open(chunk.transfer):
             member.push.examine(chunk)
@@ -79,16 +79,16 @@ class Pushes:
                 member.sender.on_heard(now)
                 self.shared.deadlines.note_due(member)
 
-    def early_chunks(self, robot: str) -> list[Chunk]:
-        """Return and remove the chunks that arrived before the receipt of the pull.
+    def early(self, robot: str) -> list[Chunk | End]:
+        """Return and remove the messages of the push that arrived before the receipt of the pull.
 
         Until the receipt has arrived, the result is empty.
         """
         member = self.shared.living(robot)
         if member is None or member.state != TRAINING:
             return []
-        chunks, member.early = member.early, []
-        return chunks
+        messages, member.early = member.early, []
+        return messages
 
     def _apply(self, member: Member, rows: Rows, now: float) -> list[Action]:
         """Apply the new rows that the filter accepts.
@@ -137,7 +137,11 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            return []  # the receipt of the pull must arrive first; the worker repeats this End
+            member.push.examine_end(end)
+            if member.state == PULLING and member.push.is_open(end.transfer) \
+                    and len(member.early) < EARLY:
+                member.early.append(end)  # handled when the receipt of the pull is here
+            return []
         closed = member.push.on_end(end)
         if closed is None:
             return []

@@ -27,6 +27,11 @@ class RowLink(Link[Any]):
         self._most, self._time = max_chunk, chunk_time
 
     @property
+    def least_chunk(self) -> int:
+        """Number of bytes of ids and values that any link takes in one chunk."""
+        return int(MIN_CHUNK / self.scale)
+
+    @property
     def chunk_bytes(self) -> int:
         """Maximum number of bytes of ids and values in the next chunk."""
         on_air = min(max(self.speed.value * self._time, MIN_CHUNK), self._most)

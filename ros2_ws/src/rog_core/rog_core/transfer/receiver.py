@@ -117,17 +117,12 @@ class Receiver:
         earlier transfer, the function does nothing and returns None. It also returns None if the
         `End` takes effect only after more chunks have arrived.
         """
-        self.check(end.transfer)
-        most = self.rows_of(end.transfer).segments  # maximum of chunks, one segment each
-        if not 0 <= end.chunks <= most:
-            raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
-                                      f'of segments, {most}, got {end.chunks}')
+        self.examine_end(end)
         if self.is_closed(end.transfer):
             assert self.receipt is not None
             return self.receipt, None
         if not self.is_open(end.transfer):
             return None
-        self._expect(end.transfer)
         self._open(end.transfer)
         if len(self._flags) > end.chunks:
             raise RemoteProtocolError('chunks in an end of transfer must be at least the '
@@ -139,6 +134,16 @@ class Receiver:
         self.state = RECEIVER.after(self.state, 'end')
         self.receipt = self._current_receipt(end.chunks)
         return self.receipt, self._collect()
+
+    def examine_end(self, end: End) -> None:
+        """Check an `End` without taking it into account; raise `RemoteProtocolError` if invalid."""
+        self.check(end.transfer)
+        most = self.rows_of(end.transfer).segments  # maximum of chunks, one segment each
+        if not 0 <= end.chunks <= most:
+            raise RemoteProtocolError('chunks in an end of transfer must be at most its number '
+                                      f'of segments, {most}, got {end.chunks}')
+        if self.is_open(end.transfer):
+            self._expect(end.transfer)
 
     @property
     def due(self) -> End | None:

@@ -36,6 +36,7 @@ from ..protocol.states import CLOSING, DONE, SENDER, SENDING
 from .link import RowLink
 from .plan import Plan
 
+MOST_ID = 3       # bytes that the number of a segment takes in a chunk at most, in usual models
 # Least seconds until an End is repeated: the peer may first have to handle a message of another
 # topic, such as the receipt of the transfer before.
 END_PAUSE = 0.05
@@ -106,7 +107,8 @@ class Sender:
     closed: float = math.inf  # time at which the first End was sent
     _chunks: list[_Sent] = field(default_factory=list)
     _window: int = 0          # number of the plan's next window to divide into chunks
-    _ready: deque[Part] = field(default_factory=deque)  # encoded windows, from number `_window` on
+    # Encoded windows, from number `_window` on: (number of windows, segments, values).
+    _ready: deque[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=deque)
     _fresh: int = 0           # number of chunks sent at least once
     _mandatory: int = 0       # number of chunks made so far from mandatory windows
     _arrived: int = 0         # number of chunks that the receiver has acknowledged
@@ -170,6 +172,8 @@ class Sender:
         refused = 0 if receipt is None else receipt.refused
         self.receipt = Receipt(self.transfer, self._fresh, taken, refused)
         self.state = SENDER.after(self.state, event)
+        # The receiver has answered after all chunks, or the link was dead for long.
+        self.link.forget(lambda sent: sent.transfer is self.transfer)
 
     def on_heard(self, now: float) -> None:
         """Handle a message of the peer that shows that the link may be back; see `Link.on_heard`.
@@ -227,7 +231,7 @@ class Sender:
 
     def untaken(self) -> list[Part]:
         """Return (segments, encoded values) of all encoded segments that have not arrived."""
-        return [*self._parts(taken=False), *self._ready]
+        return [*self._parts(taken=False), *((ids, values) for _, ids, values in self._ready)]
 
     def taken_chunks(self) -> list[Part]:
         """Return (segments, encoded values) of the chunks that have arrived."""
@@ -304,22 +308,36 @@ class Sender:
         """Encode the next window, and more windows that will be sent, up to `Rows.at_once` bytes.
 
         A window will be sent if it is mandatory, or if the link can carry it within the plan's
-        budget.
+        budget. Small windows share a chunk, because on a slow link the headers of a datagram take
+        as long as the rows of a small window.
         """
-        most, first = self.rows.at_once, self._window
-        likely = min(most, self.link.rate * (self.started + self.plan.budget - now))
-        windows: list[np.ndarray] = []
-        ends = [0]  # running sums of the encoded bytes of the windows, from 0 on
-        buffers = self.partition.are_buffers(self.plan.windows[first])
-        for number, ids in enumerate(self.plan.windows[first:], first):
-            ends.append(ends[-1] + int(self._sizes[ids].sum()))
-            if windows and (ends[-1] > (most if number < self.plan.mandatory else likely)
-                            or self.partition.are_buffers(ids) != buffers):
+        most, first, plan = self.rows.at_once, self._window, self.plan
+        likely = min(most, self.link.rate * (self.started + plan.budget - now))
+        # Windows of one chunk. How many share it does not depend on measurements, so that equal
+        # runs send equal chunks.
+        shared: list[list[np.ndarray]] = []
+        total, room = 0, -1
+        buffers = self.partition.are_buffers(plan.windows[first])
+        for number, ids in enumerate(plan.windows[first:], first):
+            size = int(self._sizes[ids].sum())
+            total += size
+            room -= size + MOST_ID * ids.size
+            joins = room >= 0 and number != plan.mandatory and not 0 < most < total
+            if shared and (self.partition.are_buffers(ids) != buffers or not joins
+                           and total > (most if number < plan.mandatory else likely)):
                 break
-            windows.append(ids)
+            if joins:
+                shared[-1].append(ids)
+            else:
+                shared.append([ids])
+                room = self.link.least_chunk - size - MOST_ID * ids.size
+        windows = [np.sort(np.concatenate(each)) if len(each) > 1 else each[0] for each in shared]
         values = self.rows.encode(self.codec, np.concatenate(windows))
-        self._ready += [(ids, values[begin:end]) for ids, begin, end in
-                        zip(windows, ends, ends[1:], strict=False)]
+        begin = 0
+        for each, ids in zip(shared, windows, strict=True):
+            end = begin + int(self._sizes[ids].sum())
+            self._ready.append((len(each), ids, values[begin:end]))
+            begin = end
 
     def _divide_window(self, limited: bool, now: float) -> bool:
         """Divide the next window into chunks; return False if no further window may be sent."""
@@ -328,9 +346,9 @@ class Sender:
             return False
         if not self._ready:
             self._encode(now)
-        ids, values = self._ready.popleft()
+        windows, ids, values = self._ready.popleft()
         codec = self.partition.codec_of(ids, self.codec)
-        self._window += 1
+        self._window += windows
         first = begin = 0
         chunks = split_into_chunks(ids, self._sizes[ids], self.link.chunk_bytes)
         for stop, end, id_bytes in chunks:

@@ -99,7 +99,8 @@ class WorkerMachine(Shared):
 
     def on_receipt(self, receipt: Receipt, now: float) -> list[Action]:
         """Handle the receipt of this worker's push, which names the chunks that have arrived."""
-        return self.pushes.on_receipt(receipt, now)
+        actions = self.pushes.on_receipt(receipt, now)
+        return actions if self.state == PUSHING else [*actions, *self.pulls.on_pushed(now)]
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows from the server."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..arrays import Array, copy_of, zeros_like
 from ..codecs import RAW
+from ..errors import RemoteProtocolError
 from ..protocol.messages import Action, Chunk, Command, End, Kind, Send, Stop
 from ..protocol.states import (
     BUSY,
@@ -26,6 +27,7 @@ class Pulls:
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
         self._arriving: Array | None = None  # the fleet's full gradient, while it arrives
+        self._early: End | None = None  # arrived before the receipt of this worker's push
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows from the server."""
@@ -75,14 +77,17 @@ class Pulls:
         shared, pull = self.shared, self.shared.pull
         if pull is None or shared.state in (REGISTERING, PAUSED):
             return []
-        if shared.state == PUSHING and not pull.is_closed(end.transfer):
-            return []  # this worker's push has no receipt yet; the server repeats this End
         kind, command = end.transfer.kind, end.command
         grants = kind in (Kind.PULL, Kind.ANCHOR) and not command.stop
         event = 'final' if command.stop else 'granted' if grants else 'stored'
         pull.check(end.transfer)
         if grants:
             command.check()
+        if shared.state == PUSHING and not pull.is_closed(end.transfer):
+            pull.examine_end(end)
+            if pull.is_open(end.transfer):
+                self._early = end  # handled when the receipt of this worker's push is here
+            return []
         if shared.state != STOPPED and pull.is_open(end.transfer):
             WORKER.after(shared.state, event)  # raises if this state does not allow the event
         closed = pull.on_end(end)
@@ -104,6 +109,16 @@ class Pulls:
             shared.accumulator.anchor = copy_of(shared.accumulator.weights), self._arriving
             self._arriving = None
         return [*actions, *self._go_on(command, now)] if grants else actions
+
+    def on_pushed(self, now: float) -> list[Action]:
+        """Handle the end of a pull that has arrived before the receipt of this worker's push."""
+        end, self._early = self._early, None
+        if end is None:
+            return []
+        try:
+            return self.on_end(end, now)
+        except RemoteProtocolError:
+            return []  # the end is invalid and counts as lost; the receipt remains valid
 
     def _go_on(self, command: Command, now: float) -> list[Action]:
         """Begin the iteration that the server has granted."""
