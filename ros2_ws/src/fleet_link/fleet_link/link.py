@@ -48,7 +48,7 @@ class _Sent(NamedTuple):
     at: float
     ahead: float            # bytes in flight before it
     delivered: float        # bytes acknowledged when it was sent, and
-    arrived: float          # arrival of the newest of them, by the receiver's clock; NaN: none
+    arrived: float | None   # arrival of the newest of them, by the receiver's clock
 
 
 class Link(Generic[T]):
@@ -71,7 +71,7 @@ class Link(Generic[T]):
         self._flight: OrderedDict[int, _Sent] = OrderedDict()
         self._late: OrderedDict[int, _Sent] = OrderedDict()  # lost, but may have been late only
         self._newest = -1        # newest packet that is acknowledged
-        self._newest_arrived = math.nan
+        self._newest_arrived: float | None = None
         self._opening = 0.0      # bytes of the window while the rate is not known
         self._packet = float(FRAME)  # bytes of the largest recent packet, at least `FRAME`
         self._lossy = False      # whether the last loss came without delay
@@ -275,8 +275,10 @@ class Link(Generic[T]):
             self.speed.forget_delay()
         # What has been delivered since this packet was sent took at most this long by both clocks:
         # a lower limit of the rate. Without it, a window too small to keep the link busy would not
-        # grow, because a train needs a busy link.
-        took = trip if math.isnan(sent.arrived) else max(trip, arrived - sent.arrived)
+        # grow, because a train needs a busy link. A pause of the sender before it does not count.
+        took = trip
+        if sent.ahead and sent.arrived is not None:
+            took = max(trip, arrived - sent.arrived)
         self.speed.at_least((self.delivered - sent.delivered) / took)
         self.speed.sample(packet, nbytes, sent.at, arrived)
 

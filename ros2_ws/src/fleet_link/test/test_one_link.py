@@ -205,6 +205,26 @@ def test_what_is_forgotten_is_neither_in_flight_nor_sent_again():
     assert link.on_ack(Ack(1, 0, 1.0), 100.2) == (['b'], [])
 
 
+def test_only_what_is_gone_is_forgotten():
+    link = Link()
+    for item in 'abab':
+        link.send(item, 1000, 0.0)
+    link.forget(lambda item: item == 'a')
+    assert link.items == ['b', 'b'] and link.in_flight == 2000 and link.deadline < math.inf
+    assert link.poll(link.deadline, lambda item: item == 'a') == []
+    assert link.quiet  # nothing is wanted any more
+
+
+def test_without_a_train_the_rate_is_at_most_what_has_certainly_arrived():
+    link, now = Link(), 0.0
+    for _ in range(50):  # one small packet in each second, over a round trip of 0.4 s
+        number = link.send(0, 400, now)
+        link.on_ack(Ack(number, 0, now + 7.2), now + 0.4)
+        now += 1.0
+    assert not link.known and link.rate > 1e5  # not measured
+    assert link.speed.careful == pytest.approx(1000, rel=0.01)
+
+
 def test_a_receiver_that_reads_all_packets_at_once_does_not_look_like_a_fast_link():
     link = Link()
     now = 0.0

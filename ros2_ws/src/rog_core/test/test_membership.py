@@ -217,6 +217,33 @@ def let_train(machine, asks):
             actions = machine.on_receipt(asks.robot, receipt, now)
 
 
+def test_a_push_that_overtakes_the_receipt_of_the_pull_waits_for_it():
+    machine = server()
+    member, actions = None, machine.on_register(request(), 0.0)[1]
+    while member is None or member.state != 'pulling':
+        message = actions[-1].message
+        if isinstance(message, Chunk):
+            packets = [a.message.packet for a in actions if isinstance(a.message, Chunk)]
+            actions = machine.on_ack('robot1', Ack(max(packets), 2 ** 64 - 1, 0.01, 9 ^ 50), 0.01)
+        else:
+            taken = np.packbits(np.ones(message.chunks, bool), bitorder='little').tobytes()
+            actions = machine.on_receipt(
+                'robot1', Receipt(message.transfer, message.chunks, taken), 0.02)
+        member = machine.members['robot1']
+    pull, push = member.sender.transfer, TransferId(9 ^ 50, Kind.PUSH, 1, 1)
+    values = np.array([128, 63, 1], np.uint8)
+    assert not machine.on_end('robot1', End(push, 1, whole=True), 0.1)
+    assert not machine.on_chunk('robot1', Chunk(push, 0, 1, 1, np.array([20], np.uint8), values,
+                                                3), 0.1)
+    with pytest.raises(RemoteProtocolError, match='chunks in an end'):
+        machine.on_end('robot1', End(push, 10 ** 9), 0.1)
+    chunks = member.sender._fresh
+    taken = np.packbits(np.ones(chunks, bool), bitorder='little').tobytes()
+    sent = [a.message for a in machine.on_receipt('robot1', Receipt(pull, chunks, taken), 0.2)]
+    assert Ack(3, 0, 0.2, 9 ^ 50) in sent and Receipt(push, 1, b'\1') in sent
+    assert member.iteration == 1
+
+
 def test_a_checkpoint_brings_back_the_strategy_state():
     machine = server()
     let_train(machine, request())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from configs import SGD, transfer_config
 from fleet import Fleet
+from rog_core.errors import RemoteProtocolError
 from rog_core.methods import create
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import (
@@ -244,3 +245,21 @@ def test_on_a_slow_link_a_fleet_that_pipelines_gets_further_within_the_same_boun
         done[sync] = fleet.counts['compute']
         assert (fleet.counts['computed ahead'] > 0) == ('pipeline' in sync)
     assert done['rsp:6+pipeline'] > 1.15 * done['rsp:6']
+
+
+def test_the_end_of_a_pull_that_overtakes_the_receipt_of_the_push_waits_for_it():
+    worker = Worker('asp')
+    worker.grant(1)
+    worker.gradient('first')
+    assert worker.machine.state == 'pushing'
+    end = End(worker.transfer(1), 0, command=worker.command(2))
+    assert worker.machine.on_end(end, 0.35) == []
+    bad = replace(end, chunks=10 ** 9)
+    with pytest.raises(RemoteProtocolError):
+        worker.machine.on_end(bad, 0.36)
+    push = worker.machine.push
+    chunks = sum(isinstance(getattr(a, 'message', None), Chunk) for a in worker.sent)
+    taken = np.packbits(np.ones(chunks, bool), bitorder='little').tobytes()
+    actions = worker.machine.on_receipt(Receipt(push.transfer, chunks, taken), 0.4)
+    assert [type(getattr(a, 'message', a)) for a in actions] == [Receipt, Compute]
+    assert computes(actions) == [2] and worker.machine.state == 'computing'

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from hostile import fingerprint
-from rog_core.codecs import get_codec
+from rog_core.codecs import RAW, decode_ids, get_codec
 from rog_core.errors import RemoteProtocolError
 from rog_core.model.partition import partition_of
 from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
@@ -360,3 +360,32 @@ def test_after_the_budget_a_time_out_repeats_what_is_mandatory():
         now = machine.deadline
         assert now < 1
     assert [m.sequence for m in again] == [1]
+
+
+def test_small_windows_share_a_chunk_of_one_frame_but_not_across_the_minimum():
+    partition = partition_of([('w', (400, 8))])
+    windows = [np.arange(k, 400, 40) for k in range(40)]
+    link = link_of(1e7, 14000)
+
+    class Ones:
+        at_once = 0
+
+        def encode(self, codec, ids):
+            assert (np.diff(ids) > 0).all()
+            return np.concatenate([np.full(size, row % 251, np.uint8) for row, size in zip(
+                ids.tolist(), partition.sizes(codec)[ids].tolist(), strict=True)])
+
+    machine = Sender(TRANSFER, partition, Plan(windows, 3, 400, math.inf), RAW, Ones(), link, 0.0)
+    chunks, now = [], 0.0
+    while machine.state == SENDING:
+        for message in machine.poll(now):
+            if isinstance(message, Chunk):
+                chunks.append(message)
+                machine.on_ack(ack(message.packet, at=now), now + 1e-3)
+        now += 2e-3
+    rows = [decode_ids(c.ids, c.segments, partition).tolist() for c in chunks]
+    assert sorted(row for each in rows for row in each) == list(range(400))
+    assert sorted(rows[0]) == sorted(np.concatenate(windows[:3]).tolist())
+    assert all(c.ids.size + c.values.size <= MIN_CHUNK for c in chunks) and len(chunks) < 20
+    for chunk, each in zip(chunks, rows, strict=True):
+        assert chunk.values.tolist() == [row % 251 for row in each for _ in range(32)]

@@ -27,7 +27,6 @@ class Pulls:
     def __init__(self, shared: Shared, pushes: Pushes) -> None:
         self.shared, self.pushes = shared, pushes
         self._arriving: Array | None = None  # the fleet's full gradient, while it arrives
-        self._early: End | None = None  # arrived before the receipt of this worker's push
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[Action]:
         """Handle rows from the server."""
@@ -86,7 +85,7 @@ class Pulls:
         if shared.state == PUSHING and not pull.is_closed(end.transfer):
             pull.examine_end(end)
             if pull.is_open(end.transfer):
-                self._early = end  # handled when the receipt of this worker's push is here
+                shared.early = end  # handled when the receipt of this worker's push is here
             return []
         if shared.state != STOPPED and pull.is_open(end.transfer):
             WORKER.after(shared.state, event)  # raises if this state does not allow the event
@@ -112,7 +111,7 @@ class Pulls:
 
     def on_pushed(self, now: float) -> list[Action]:
         """Handle the end of a pull that has arrived before the receipt of this worker's push."""
-        end, self._early = self._early, None
+        end, self.shared.early = self.shared.early, None
         if end is None:
             return []
         try:

@@ -83,6 +83,7 @@ class Registration:
             shared.server = response.incarnation
             shared.link.forget()
         self.pushes.end(response.push)
+        shared.early = None
         pull = shared.pull
         if pull is None or pull.incarnation != shared.session \
                 or self._foreign(pull.transfer, response.attempt):

@@ -8,7 +8,7 @@ from ..arrays import Array
 from ..codecs import Codec, get_codec
 from ..model.partition import RowPartition
 from ..protocol.config import SgdConfig, TransferConfig
-from ..protocol.messages import Command, Compute
+from ..protocol.messages import Command, Compute, End
 from ..protocol.states import (
     BUSY,
     COMPUTING,
@@ -46,6 +46,7 @@ class Shared:
         self.server = 0                  # incarnation of the server that accepted this worker
         self.push: Sender | None = None
         self.pull: Receiver | None = None
+        self.early: End | None = None    # of the next pull; see `Pulls.on_pushed`
         self.pushed_at = np.zeros(self.partition.rows, np.int64)
         self.last_pushed_rows = 0
         self.last_pulled_rows = 0
