@@ -83,6 +83,8 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
             publishers[other, topic].publish(message)  # send the message in the other robot's name
             if hasattr(message, 'attempt'):
                 message.attempt += 1
+            elif hasattr(message, 'packet'):
+                message.packet += 1
             elif message.state != 'stopped':
                 message.state, message.count = 'stopped', message.count + 1000
             publishers[robot, topic].publish(message)  # send the message with changed fields

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 ON_AIR = 450  # bytes of a status with all headers, for each subscriber
+AGAIN = 0.1   # seconds between two repetitions of the last status
 
 
 class Reports:
@@ -65,7 +66,13 @@ class Reports:
             self._node.set_alarm()
 
     def wait_until_heard(self) -> None:
-        """Wait at most `qos.LAST_WORDS` until all present subscribers received the last status."""
+        """Send the last status again, and wait at most `qos.LAST_WORDS` for reliable subscribers.
+
+        The server takes statuses best effort, and nothing follows the last one.
+        """
+        for _ in range(2):
+            time.sleep(AGAIN)
+            self.report(STOPPED)
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def _is_due(self, now: float) -> bool:
