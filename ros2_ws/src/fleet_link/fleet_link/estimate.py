@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 
 # RFC 9002, section 6.2.2: "When no previous RTT is available, the initial RTT SHOULD be set to 333
@@ -24,7 +23,6 @@ GAIN, QUEUE = 1.25, 0.02
 # measured anew with a single packet, as BBR does: the route may have become longer.
 MEMORY = 20.0
 CLOCKS = 10.0            # seconds that a delay by two clocks is remembered; they drift 50 us/s
-RECENT = 16              # samples that must agree before a longer base delay is believed
 
 INITIAL_RATE = 250e3     # bytes/s, until the first train
 LEAST_RATE = 1e3         # bytes/s
@@ -50,15 +48,12 @@ class RoundTrip:
     base: float = math.inf
     searching: bool = True  # whether `base` must be measured anew
     _shown: float = -math.inf  # time of the last sample that fits the base
-    _bounds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def sample(self, trip: float, own: float, few: bool, now: float) -> bool:
+    def sample(self, trip: float, alone: bool, few: bool, now: float) -> bool:
         """Take the round trip of a packet into account; return whether the base has become longer.
 
-        ``own``: seconds that the sender's bytes ahead of the packet needed at most. What the packet
-        needed in addition was not the sender's queue. If all of the last `RECENT` packets needed
-        more than the base, the route has become longer. ``few``: whether so few packets were ahead
-        that their number, not the base, decides how much of the link is used.
+        ``alone``: whether nothing of the sender was ahead of the packet. ``few``: whether so few
+        packets were ahead that their number, not the base, decides how much of the link is used.
         """
         if self.latest == 0:
             # RFC 6298, section 2.2: "SRTT <- R, RTTVAR <- R/2".
@@ -69,12 +64,9 @@ class RoundTrip:
             self.variation += (abs(self.smoothed - trip) - self.variation) / 4
             self.smoothed += (trip - self.smoothed) / 8
         self.latest = trip
-        bounds = self._bounds
-        bounds.append(trip - own)
-        longer = min(bounds) if trip - own > self.base and len(bounds) == RECENT else 0.0
         former = self.base
-        if trip <= self.base or (self.searching and own == 0) or longer > self.base:
-            self.base, self.searching = max(trip if longer <= self.base else longer, 1e-6), False
+        if trip <= self.base or (self.searching and alone):
+            self.base, self.searching = max(trip, 1e-6), False
             self._shown = now
         elif trip < 1.1 * (self.base if few else GAIN * (self.base + QUEUE)):
             self._shown = now
@@ -97,7 +89,6 @@ class RoundTrip:
     def forget_base(self) -> None:
         """Take the base from the next sample (RFC 9002, section 5.2)."""
         self.base, self.searching = math.inf, True
-        self._bounds.clear()
 
 
 @dataclass

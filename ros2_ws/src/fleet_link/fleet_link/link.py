@@ -271,7 +271,7 @@ class Link(Generic[T]):
     def _measure(self, packet: int, sent: _Sent, nbytes: float, arrived: float, now: float) -> None:
         trip = max(now - sent.at, 1e-6)
         few = sent.ahead <= LOSSY_PACKETS * sent.nbytes
-        if self.trip.sample(trip, sent.ahead / self.speed.value, few, now):
+        if self.trip.sample(trip, not sent.ahead, few, now):
             self.speed.forget_delay()
         # What has been delivered since this packet was sent took at most this long by both clocks:
         # a lower limit of the rate. Without it, a window too small to keep the link busy would not
