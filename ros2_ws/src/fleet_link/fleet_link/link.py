@@ -200,12 +200,13 @@ class Link(Generic[T]):
                         max(2 * max(self.trip.smoothed, self.trip.latest), GRANULARITY))
             self._timer = min(self._timer, max(now, latest + pause))
 
-    def poll(self, now: float, wanted: Callable[[T], bool] = lambda item: True) -> list[T]:
+    def poll(self, now: float, wanted: Callable[[T], bool]) -> list[T]:
         """Return the items to send again; call this at `deadline`.
 
         These are items that are lost. After a time-out, it is the oldest ``wanted`` item in flight,
         which is not lost: `room` then allows one packet beyond the window, as a probe. If none is
-        wanted, what is in flight counts no longer.
+        wanted, what is in flight counts no longer. An item that has arrived in another packet must
+        not be wanted: its owner would not send it, and so no probe.
         """
         again = self._declare_lost(now)
         if now >= self._timer and self._flight:

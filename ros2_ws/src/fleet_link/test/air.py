@@ -126,7 +126,7 @@ class World:
             elif kind == 'heard':
                 self.link.on_heard(self.now)
             elif self.now >= self.link.deadline:
-                self._again += self.link.poll(self.now)
+                self._again += self.link.poll(self.now, lambda item: item not in self.known)
             self._send()
         self.now = min(until, self.now) if len(self.known) >= self.data else until
 

@@ -148,7 +148,7 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     assert fleet.robots['robot1'].machine.statistics.refused >= 1
     assert fleet.counts['refused']
     # The exploding gradient has not changed the model; all other pushes change it only a little.
-    assert np.abs(fleet.server.master - before).max() < 4.0
+    assert np.abs(fleet.server.master - before).max() < 2.0
     refused = fleet.server.refused['robot1']
     check_end(fleet)
     assert fleet.server.refused['robot1'] <= refused + 1, 'the same poison comes again and again'

@@ -143,7 +143,7 @@ def test_a_slow_board_is_waited_for(sync):
 
 
 def test_a_slow_link_that_moves_bytes_is_waited_for():
-    fleet = quick('bsp', patience=4.0)  # a lost chunk costs a time-out of 3 s
+    fleet = quick('bsp', patience=3.0)
     carry = fleet.carry
     fleet.carry = lambda robot, up, nbytes, deliver: carry(
         # Each byte of robot0 counts 400 times, so the effective rate of its link is 2.5 kB/s.

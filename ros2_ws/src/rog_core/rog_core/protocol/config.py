@@ -23,7 +23,7 @@ class TransferConfig:
 
     ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`. For
     ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic``, see the arguments
-    ``max_chunk``, ``chunk_time`` and ``scale`` of `rog_core.transfer.link.LinkEstimate`.
+    ``max_chunk``, ``chunk_time`` and ``scale`` of `rog_core.transfer.link.RowLink`.
     """
 
     granularity: str

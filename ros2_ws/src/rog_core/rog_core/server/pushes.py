@@ -68,12 +68,15 @@ class Pushes:
             actions += self.on_end(robot, end, now)
         return actions
 
-    def _keep_early(self, member: Member, chunk: Chunk, now: float) -> None:
-        """Store a chunk that has arrived before the receipt of the pull; see `early`."""
+    def _keep_early(self, member: Member, message: Chunk | End, now: float) -> None:
+        """Store a message that has arrived before the receipt of the pull; see `early`."""
         if member.state == PULLING and len(member.early) < EARLY \
-                and member.push.is_open(chunk.transfer):
-            member.push.examine(chunk)
-            member.early.append(chunk)
+                and member.push.is_open(message.transfer):
+            if isinstance(message, End):
+                member.push.examine_end(message)
+            else:
+                member.push.examine(message)
+            member.early.append(message)
             if member.sender is not None:
                 # ask for the receipt again, because it may have been lost
                 member.sender.on_heard(now)
@@ -137,10 +140,7 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            member.push.examine_end(end)
-            if member.state == PULLING and member.push.is_open(end.transfer) \
-                    and len(member.early) < EARLY:
-                member.early.append(end)  # handled when the receipt of the pull is here
+            self._keep_early(member, end, now)
             return []
         closed = member.push.on_end(end)
         if closed is None:

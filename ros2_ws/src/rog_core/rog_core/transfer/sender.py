@@ -249,7 +249,7 @@ class Sender:
 
     def _arrive(self, chunks: Iterable[_Sent], now: float) -> None:
         for sent in chunks:
-            if sent.arrived or sent.transfer is not self.transfer:
+            if not self._is_missing(sent):
                 continue
             sent.arrived = True
             self._arrived += 1
@@ -260,9 +260,13 @@ class Sender:
         if self._minimum_arrived() and math.isinf(self.mta_duration):
             self.mta_duration = (now - self.started) * self.plan.mta_factor
 
+    def _is_missing(self, sent: _Sent) -> bool:
+        """Return whether a chunk is of this transfer, and not known to have arrived."""
+        return not sent.arrived and sent.transfer is self.transfer
+
     def _lose(self, chunks: Iterable[_Sent]) -> None:
         for sent in chunks:
-            if sent.on_way and not sent.arrived and sent.transfer is self.transfer:
+            if sent.on_way and self._is_missing(sent):
                 sent.on_way = False
                 self._on_way -= 1
                 heapq.heappush(self._lost, sent.sequence)
@@ -276,9 +280,8 @@ class Sender:
     def _send(self, now: float) -> list[Chunk | End]:
         self._last_poll = now
         limited = self._over(now)
-        self._lose(self.link.poll(now, lambda sent: (
-            not sent.arrived and sent.transfer is self.transfer
-            and not (limited and sent.sequence >= self._mandatory))))
+        self._lose(self.link.poll(now, lambda sent: self._is_missing(sent) and not (
+            limited and sent.sequence >= self._mandatory)))
         out: list[Chunk | End] = []
         while self._lost and not (limited and self._lost[0] >= self._mandatory):
             sent = self._chunks[self._lost[0]]

@@ -79,7 +79,10 @@ class WorkerMachine(Shared):
         return self.registration.on_server_status(incarnation, known, now)
 
     def on_contact(self, now: float) -> list[Action]:
-        """Handle the server's first message after a silence: send lost messages again at once."""
+        """Handle the server's first message after a silence: an open registration is repeated.
+
+        Lost rows need no call of their own: each heartbeat lets the push send a probe.
+        """
         return self.registration.on_contact(now)
 
     # -- transfers -------------------------------------------------------------------------------

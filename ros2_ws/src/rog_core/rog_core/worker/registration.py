@@ -122,11 +122,8 @@ class Registration:
         return self.register(now)
 
     def on_contact(self, now: float) -> list[Action]:
-        """Handle the server's first message after a silence: send lost messages again at once."""
-        shared = self.shared
-        if shared.state == REGISTERING:
-            return self.register_soon(now)
-        return self.pushes.on_heard(now)
+        """Handle the server's first message after a silence; see `WorkerMachine.on_contact`."""
+        return self.register_soon(now) if self.shared.state == REGISTERING else []
 
     def on_time(self, now: float) -> list[Action]:
         """Register again if no answer came before `due`; double the interval between attempts."""
