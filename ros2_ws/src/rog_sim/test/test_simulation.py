@@ -428,10 +428,13 @@ def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, syn
 
 
 def test_at_the_end_of_a_run_all_mirrors_and_sums_are_right(tmp_path):
-    simulation = Simulation(fleet_of(tmp_path, 'rsp:4+pipeline+sparse'))
-    books = Books(simulation)
-    run_silently(simulation)
-    assert books.check() > 0
+    compared = 0
+    for minutes in (0.5, 0.75, 1.0):  # at one of these moments, a pull to each robot may be open
+        simulation = Simulation(fleet_of(tmp_path, 'rsp:4+pipeline+sparse', minutes))
+        books = Books(simulation)
+        run_silently(simulation)
+        compared += books.check()
+    assert compared > 0
 
 
 # -- what a simulation refuses, and how it is stopped
