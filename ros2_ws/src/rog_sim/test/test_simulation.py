@@ -171,14 +171,17 @@ def test_traffic_is_that_of_the_published_model_and_the_model_stays_small(tmp_pa
         simulation.channel.offer = offer
         summary = run_silently(simulation)
         pushes = sum(robot.iterations for robot in summary.robots.values())
-        bytes_of[traffic] = sum(sent) / pushes
+        # The last push of each robot may still be under way when the time is up.
+        bytes_of[traffic] = sum(sent) / pushes, sum(sent) / (pushes - len(summary.robots))
         losses[traffic] = {(name, e.iteration): e.loss for name, events in
                            iterations(tmp_path / f'out{traffic}').items() for e in events}
     # The codec onebit sends 2 bytes of scale per row and 1 bit per element. There are 64 rows of 20
     # elements, and one row of 64 elements.
     own = 64 * (2 + 3) + 2 + 8
-    assert own < bytes_of[''] < 2 * own  # the bytes on the air include headers and row ids
-    assert 2123965 < bytes_of['convmlp-m'] < 1.2 * 2123965
+    for traffic, size, factor in (('', own, 2), ('convmlp-m', 2123965, 1.2)):
+        least, most = bytes_of[traffic]
+        # The bytes on the air include headers and row ids.
+        assert size < most and least < factor * size
     shorter = losses['convmlp-m']
     assert 60 < len(shorter) < len(losses[''])
     for key, loss in shorter.items():
