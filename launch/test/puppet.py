@@ -7,6 +7,8 @@ import math
 import time
 
 import numpy as np
+from fleet_link.seal import Caller, Session
+from fleet_ros.sealing import ServiceClient, seal
 from fleet_under_test import SEED
 from rog_core.model.flat import flatten, partition_of_model
 from rog_core.protocol.config import SgdConfig, TransferConfig
@@ -26,8 +28,8 @@ from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, Transfer
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import request_to_ros, response_from_ros, to_ros
-from rog_ros.message_auth import Session, derived, process_of, sealed
 from rog_ros.receive import receive
+from rog_ros.signature import process_of
 from tiny_task import Tiny
 
 PERIOD = 0.2  # seconds between heartbeats of the robot
@@ -71,7 +73,8 @@ class Puppet:
                                      (TransferEnd, 'pull_end', qos.CHUNK),
                                      (TransferReceipt, 'push_receipt', qos.CHUNK)):
             node.create_subscription(kind, f'/{robot}/{topic}', self._on_message, profile)
-        self._register = node.create_client(Register, '/rog/register')
+        self._register = ServiceClient(node, Register, '/rog/register', key and Caller(
+            key.secret, robot, incarnation), node.get_logger().warning)
         fleet.until(lambda: fleet.status and self._register.service_is_ready(), 'the server')
         self.act(self.machine.start(time.monotonic()))
         self._beat_at = 0.0
@@ -128,12 +131,12 @@ class Puppet:
         """Send a ROS message, or an object of `rog_core.protocol.messages` as a ROS message."""
         if type(value) in self._out or not hasattr(value, 'get_fields_and_field_types'):
             publisher = self._out.get(type(value), self._receipts)
-            publisher.publish(to_ros(value, self.session and self.session.to_server))
+            value = to_ros(value)
         else:
             publisher = {RowChunk: self._out[Chunk], RowAck: self._out[Ack],
                          TransferEnd: self._out[End], TransferReceipt: self._receipts,
                          TrainingStatus: self._status}[type(value)]
-            publisher.publish(sealed(self.session and self.session.to_server, value))
+        publisher.publish(seal(self.session and self.session.to_server, value))
 
     def beat(self, **fields):
         """Send a status."""
@@ -163,11 +166,7 @@ class Puppet:
     # -- what the robot receives
 
     def _ask(self, request):
-        message = request_to_ros(request)
-        message.server = self.fleet.status.incarnation
-        if self.key is not None:
-            sealed(derived(self.key.secret, 'ask'), message)
-        self._register.call_async(message).add_done_callback(self._on_answer)
+        self._register.call_async(request_to_ros(request)).add_done_callback(self._on_answer)
 
     def _on_answer(self, future):
         response = response_from_ros(future.result())
@@ -175,16 +174,13 @@ class Puppet:
             self.refused.append(response)
             return
         if self.key is not None:
-            self.session = Session(self.key, self.machine.incarnation, response.incarnation)
+            self.session = Session(self.key.secret, self.machine.incarnation, response.incarnation)
         self.act(self.machine.on_register_response(response, time.monotonic()))
 
     def _on_message(self, message):
         self.heard.append(message)
         del self.heard[:-200]
-        keys = None
-        if self.key is not None:
-            if self.session is None:
-                return
-            keys = self.session.session, self.session.to_robot
-        self.act(receive(self.machine, message, self.fleet.node.get_logger(), 'the server', keys)
-                 or [])
+        if self.key is not None and self.session is None:
+            return
+        self.act(receive(self.machine, message, self.fleet.node.get_logger(), 'the server',
+                         self.session) or [])

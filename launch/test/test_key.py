@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
+from fleet_link.key import new_key, write_key
 from fleet_testing import LIMIT, environment
 from fleet_under_test import HERE, Fleet
 from rog_msgs.msg import (
@@ -18,7 +19,6 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
-from rog_ros.message_auth import new_key, write_key
 
 pytestmark = pytest.mark.long
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CHUNK),
@@ -64,7 +64,7 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
     """Messages of the present session change nothing when an attacker sends them again.
 
     The attacker sends each message unchanged, in the other robot's name, with changes, and without
-    its tag.
+    its seal.
     """
     heard = {}
     for robot in ('robot1', 'robot2'):
@@ -88,13 +88,13 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
             elif message.state != 'stopped':
                 message.state, message.count = 'stopped', message.count + 1000
             publishers[robot, topic].publish(message)  # send the message with changed fields
-            message.tag = []
-            publishers[robot, topic].publish(message)  # send the message without a tag
+            setattr(message, 'values' if topic in ('push', 'pull') else 'tag', [])
+            publishers[robot, topic].publish(message)  # send the message without its seal
         fleet.until_trained('robot1', 'robot2', iterations=1)
     fleet.until_trained('robot1', 'robot2', iterations=10)
     # Check that the server and robot1 have refused messages.
     for name in ('server', 'robot1'):
-        assert 'not made with our key' in fleet.log(name) or 'carries no tag' in fleet.log(name)
+        assert 'it is not sealed' in fleet.log(name)
     for robot in ('robot1', 'robot2'):
         assert 'rejoined' not in fleet.log('server') and fleet.processes[robot].poll() is None
     for publisher in publishers.values():
@@ -134,8 +134,8 @@ def test_a_robot_with_another_key_is_told_so_and_so_is_the_server(fleet, keys):
     fleet.start('robot2', label='wrong', **key(keys, 'wrong'),
                 **{'heartbeat.limit': 0.6, 'heartbeat.period': 0.2})
     fleet.until(lambda: 'must have keys that belong together' in fleet.log('wrong'), 'it is told')
-    fleet.until(lambda: 'the registration of robot2 is not proved' in fleet.log('server'), 'so is '
-                'the server')
+    fleet.until(lambda: "in the name of 'robot2': it is not sealed with our key" in fleet.log(
+        'server'), 'so is the server')
     fleet.until_trained('robot1')
     # An answer without proof may be from anybody, so the robot asks again.
     assert fleet.processes['wrong'].poll() is None and 'Traceback' not in fleet.log('wrong')
@@ -146,7 +146,7 @@ def test_a_robot_with_another_key_is_told_so_and_so_is_the_server(fleet, keys):
 def test_a_robot_without_a_key_is_told_what_it_needs(fleet, keys):
     fleet.start('robot2', label='none')
     assert fleet.ended('none') == 1
-    assert 'Give robot2 its key (rog key FILE --robot robot2)' in fleet.log('none')
+    assert 'the server has a key: make one for this robot' in fleet.log('none')
 
 
 def test_a_robot_with_the_key_of_another_does_not_start(fleet, keys):
@@ -175,7 +175,7 @@ def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
                                 (SaveCheckpoint, 'save_checkpoint', SaveCheckpoint.Request()),
                                 (Stop, 'stop', Stop.Request())):
         answer = _call(fleet, kind, f'/rog/{name}', request)
-        assert not answer.success and 'is not proved' in answer.message
+        assert not answer.success and 'the server has a key' in answer.message
     refused = rog(fleet, 'sync', 'bsp', '--timeout', '3', '--key', str(keys / 'other.key'))
     assert refused.returncode == 2 and 'is not proved by this key' in refused.stderr
     refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'robot1.key'))
@@ -205,16 +205,14 @@ def test_the_fleets_key_ends_the_run_in_order(fleet, keys):
     assert [fleet.ended(name) for name in ('server', 'robot1')] == [0, 0]
 
 
-def test_a_registration_without_a_tag_is_refused(tmp_path, keys):
-    """The server refuses a registration without a tag; the server's answer has no tag, either."""
+def test_a_registration_without_a_seal_is_refused(tmp_path, keys):
+    """The server refuses a registration without a seal; its answer has none, either."""
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start('server', **key(keys, 'fleet'))
         request = Register.Request(robot='robot1', incarnation=5)
         answer = _call(fleet, Register, '/rog/register', request)
-        assert not answer.accepted and 'is not proved' in answer.reason
-        # If this answer had a tag, an attacker could pass the answer on to the real robot, which
-        # would believe it; see test_hostile.py.
-        assert not len(answer.tag)
+        assert not answer.accepted and 'the server has a key' in answer.reason
+        assert not len(answer.sealed)
 
 
 def test_a_robot_follows_a_restarted_server_at_once_and_strangers_never(tmp_path, keys):

@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 
 import pytest
+from fleet_link.key import new_key, write_key
 from fleet_under_test import Fleet
 from rog_cli.commands.control import ControlError
-from rog_ros.message_auth import new_key, write_key
 from rog_view.live import Live
 
 pytestmark = pytest.mark.long

@@ -61,3 +61,11 @@ class Arrivals:
         elif behind < HISTORY:
             self._bits |= 1 << behind
         return self._bits >> behind + 1 & _MASK
+
+    def is_new(self, packet: int) -> bool:
+        """Mark a packet as arrived; return whether it certainly had not arrived before."""
+        number = expanded(packet, self._newest) if self._newest >= 0 else packet
+        behind = self._newest - number
+        new = behind < 0 or (behind < HISTORY and not self._bits >> behind & 1)
+        self.note(packet)
+        return new

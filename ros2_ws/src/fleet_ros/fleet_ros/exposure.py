@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 import rclpy
 from fleet_env.errors import SettingError
-from fleet_env.settings.fleet import ReachConfig
+from fleet_env.settings.fleet import AccessConfig, ReachConfig
+from fleet_link.key import Key, read_key
 from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.utilities import get_rmw_implementation_identifier
@@ -73,19 +74,39 @@ def _is_loopback(interface: str) -> bool:
         return interface == 'lo'
 
 
-def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if a fleet without key and without consent could reach other machines.
+def team_key(access: AccessConfig) -> Key | None:
+    """Return the key that these settings or the environment name; None: no key.
 
-    :param key: the setting ``security.key``; '' means no key.
+    :raises SettingError: see `require_key`.
+    :raises KeyFileError: the file is not a key.
+    """
+    path = key_file(access.key)
+    require_key(path, access.open)
+    return read_key(path) if path else None
+
+
+FLEET_KEY = 'FLEET_KEY'  # environment variable that names a key file
+
+
+def key_file(given: str) -> str:
+    """Return the key file that the user has given, or that of the environment; '' means none."""
+    return given or os.environ.get(FLEET_KEY, '')
+
+
+def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise an error if a process without key and without consent could reach other machines.
+
+    :param key: name of the key file; '': none, unless the environment names one.
     :param is_open: the setting ``security.open``, the user's consent.
     :raises SettingError: the fleet has no key and no consent, but could reach other machines.
     """
-    if not key and not is_open and leaves_machine(environment):
+    if not (key or environment.get(FLEET_KEY)) and not is_open and leaves_machine(environment):
         raise SettingError(
-            'this fleet would leave this machine without a key: anybody on the network could join '
-            'it, change its model or stop it. Make a key with rog key FILE and give it to all by '
-            'security.key; or say security.open: true, if you trust everybody on the network; or '
-            'keep it on this machine (interface lo), in a shell by: eval "$(rog fleet env FLEET)"')
+            'this would leave this machine without a key: anybody on the network could take part, '
+            'read and change what is sent, or stop it. Make a key with rog key FILE and give it to '
+            'all by security.key, --key or FLEET_KEY; or say security.open: true (--open), if you '
+            'trust everybody on the network; or keep it on this machine (interface lo), in a shell '
+            'by: eval "$(rog fleet env FLEET)"')
 
 
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:

@@ -81,13 +81,13 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
 def is_users(error: Exception, packages: Collection[str]) -> bool:
     """Return whether an error is the user's fault.
 
-    An error is the user's fault if its class is from rclpy, fleet_ros, fleet_env or one of
-    ``packages``.
+    An error is the user's fault if its class is from rclpy, fleet_ros, fleet_env, fleet_link or
+    one of ``packages``.
     """
     # Compare the package of the error's class, because rclpy's errors about arguments, names,
     # parameters and the domain have no common base class.
     return type(error).__module__.partition('.')[0] in {'rclpy', 'fleet_ros', 'fleet_env',
-                                                        *packages}
+                                                        'fleet_link', *packages}
 
 
 def explained(error: Exception, packages: Collection[str]) -> str:

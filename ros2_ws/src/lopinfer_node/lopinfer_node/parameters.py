@@ -8,7 +8,7 @@ from typing import Literal
 
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import setting
-from fleet_env.settings.fleet import DEVICE
+from fleet_env.settings.fleet import DEVICE, AccessConfig
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 
@@ -22,6 +22,7 @@ from .runtime.server import Limits
 class NodeSettings(LinkSettings):
     """Settings of both nodes."""
 
+    security: AccessConfig = AccessConfig()
     threads: int = setting(0, "computing threads; 0: PyTorch's default", ge=0, le=1024)
     recording: str = setting('', 'file for a record of every computation and transfer; empty: none',
                              empty=True)

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 
 from fleet_env.command import command_parser, os_error_text
 from fleet_env.errors import RecordError, SettingError, TraceError, VersionError
+from fleet_link.errors import KeyFileError
 from rog_core.errors import RogError
 from rog_tasks.errors import TaskError
 
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # send the output that is still in the buffer to the null device
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
-    except (SettingError, TraceError, RecordError, VersionError, TaskError, RogError) as error:
+    except (SettingError, TraceError, RecordError, VersionError, TaskError, KeyFileError,
+            RogError) as error:
         print(f'rog: {error}', file=sys.stderr)
         return 2
     except OSError as error:  # a file or directory that the user has named cannot be used

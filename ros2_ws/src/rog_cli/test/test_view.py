@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from fleet_link.key import new_key
 from fleet_testing import eventually
 from rich.console import Console
 from rog_cli.display import view
@@ -10,7 +11,7 @@ from rog_cli.display.fleet_state import FleetState
 from rog_cli.display.view import Monitor, live_table, show
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
-from rog_ros.message_auth import Signature, new_key
+from rog_ros.signature import Signature
 
 
 def drawn(*robots):

@@ -10,12 +10,13 @@ from typing import Any
 from fleet_ros.ending import Interruption, importing
 
 with importing():
-    from fleet_ros.exposure import look_before
+    from fleet_link.key import read_key
+    from fleet_ros.exposure import key_file, look_before
     from fleet_ros.process import fail, run, spin_until
     from rclpy.node import Node
-    from rog_ros.message_auth import Signature, read_key
     from rog_ros.parameters import SERVER
     from rog_ros.servers import Others
+    from rog_ros.signature import Signature
 
     from .directory import check_directory, run_in
     from .duplicate_server_check import DuplicateServerCheck
@@ -55,7 +56,7 @@ def _look_at_settings() -> Others:
     try:
         out = node.declare_parameter('out', '').value
         resume = node.declare_parameter('resume', False).value
-        key = node.declare_parameter('security.key', '').value
+        key = key_file(node.declare_parameter('security.key', '').value)
     finally:
         node.destroy_node()
     if out:

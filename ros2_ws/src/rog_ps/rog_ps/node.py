@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from fleet_link.errors import SealError
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device
-from fleet_ros.exposure import require_key
+from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from fleet_ros.services import STEADY, close_parameters
@@ -27,14 +28,10 @@ from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
 from rog_core.server.machine import ServerMachine
 from rog_msgs.msg import TransferReceipt
-from rog_ros.message_auth import (
-    Signature,
-    process_of,
-    read_key,
-)
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots, is_drivable
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Others
+from rog_ros.signature import Signature, process_of
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 from . import checkpoint
@@ -92,8 +89,7 @@ class ParameterServerNode(ManagedNode):
         self._links = {name: robot.link for name, robot in robots.items()}
         self._capacities = {name: robot.capacity for name, robot in robots.items()}
         security = settings.security
-        require_key(security.key, security.open)
-        self._key = read_key(security.key) if security.key else None
+        self._key = team_key(security)
         self._signature = self._key and Signature(self._key)
         if self._key is not None or not security.control:
             close_parameters(self)
@@ -235,15 +231,13 @@ class ParameterServerNode(ManagedNode):
 
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
-        keys, session = None, self.peers[robot].session
+        session = self.peers[robot].session
         clipped = self.machine.clipped[robot]
-        if self._key is not None:
-            if session is None:
-                return
-            keys = session.session, session.to_server
+        if self._key is not None and session is None:
+            return
         member = self.machine.members.get(robot)
         sender = None if member is None else member.sender
-        actions = receive(self.machine, message, self.get_logger(), robot, keys)
+        actions = receive(self.machine, message, self.get_logger(), robot, session)
         times = self.machine.clipped[robot]
         if times != clipped and times.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th ... time
             self.get_logger().warning(f'a push of {robot} counts only in part, {times} until now: '
@@ -273,7 +267,7 @@ class ParameterServerNode(ManagedNode):
         try:
             self.peers[robot].check_status(message, member, self.machine.incarnation,
                                             self._key is not None)
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, SealError) as error:
             if member.state == JOINING:
                 return  # the robot has not yet received the answer that accepts its registration
             self.dropped[robot] += 1

@@ -25,8 +25,8 @@ from rog_core.protocol.messages import Compute
 from rog_core.protocol.states import PUSHING, STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
 from rog_core.worker.machine import WorkerMachine
-from rog_ros.message_auth import process_of
 from rog_ros.parameters import ServerSettings, fleet_namespace, upstream_parameters
+from rog_ros.signature import process_of
 from rog_worker.node import WorkerNode
 
 

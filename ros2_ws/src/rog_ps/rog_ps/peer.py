@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fleet_env.emulated.shaped import ShapedLink
+from fleet_link.seal import Session
 from fleet_ros.receiving import subscribe
+from fleet_ros.sealing import seal, unseal
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.messages import Ack, Chunk, End
 from rog_core.protocol.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
@@ -17,7 +19,6 @@ from rog_core.server.member import Member
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import payload_bytes, to_ros
-from rog_ros.message_auth import Session
 from rog_ros.parameters import fleet_namespace
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ class Peer:
         self.count = 0             # serial number of the robot's last status in this session
         self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
         self._changes = [0, 0]     # how often each field of `_noted` has changed
-        self.lives: set[int] = set()  # incarnations that have registered with the robot's key
         for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
                                      (TransferEnd, 'push_end', qos.CHUNK),
                                      (TransferReceipt, 'pull_receipt', qos.CHUNK)):
@@ -53,7 +53,7 @@ class Peer:
     def send(self, value: Any, now: float) -> None:
         """Send a message of `rog_core.protocol.messages` over the emulated link."""
         publisher = self.out.get(type(value), self.receipts)
-        message = to_ros(value, self.session.to_robot if self.session else None)
+        message = seal(self.session.to_robot if self.session else None, to_ros(value))
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
@@ -74,7 +74,7 @@ class Peer:
         return True
 
     def check_status(self, message: Any, member: Member, server: int, keyed: bool) -> None:
-        """Raise `RemoteProtocolError` for a status that cannot be from this member.
+        """Raise `RemoteProtocolError` or `SealError` for a status that cannot be from this member.
 
         :param server: incarnation of the server's state machine.
         :param keyed: whether the fleet has a key.
@@ -82,7 +82,7 @@ class Peer:
         if keyed:
             if self.session is None:
                 raise RemoteProtocolError('it has not registered')
-            self.session.to_server.check(message)
+            unseal(self.session.to_server, message)
             if message.count <= self.count:
                 raise RemoteProtocolError('it comes a second time')
             self.count = message.count

@@ -18,8 +18,8 @@ from rog_core.server.report import why
 from rog_msgs.msg import FleetStatus, RobotStatus
 from rog_ros import qos
 from rog_ros.heartbeat import is_due
-from rog_ros.message_auth import Signature, process_of
 from rog_ros.servers import this_process, this_version
+from rog_ros.signature import Signature, process_of
 
 from .directory import Claim
 

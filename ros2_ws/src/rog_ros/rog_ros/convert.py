@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
+from fleet_ros.sealing import octets
 from rog_core.errors import RemoteProtocolError, shown
 from rog_core.model.partition import Role
 from rog_core.protocol.messages import (
@@ -26,19 +27,11 @@ from rog_core.protocol.steps import step_of
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
-from .message_auth import Side, sealed
-
 MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a registration
 MAX_NAME = 256            # maximum characters of a name in a registration
 LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 STATUS_BYTES = 300  # bytes that a robot's status (its heartbeat) takes on the air
-
-
-def _octets(data: Any) -> array.array:
-    out = array.array('B')
-    out.frombytes(memoryview(data).cast('B'))
-    return out
 
 
 def _uint8(field: Any) -> np.ndarray:
@@ -59,34 +52,29 @@ def _identity(transfer: TransferId) -> dict[str, int]:
             'iteration': transfer.iteration, 'attempt': transfer.attempt}
 
 
-def to_ros(message: Chunk | Ack | End | Receipt, key: Side | None = None) -> Any:
-    """Return ``message`` as a message of rog_msgs; with a key, the result carries a tag."""
+def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
+    """Return ``message`` as a message of rog_msgs, without a seal."""
     if isinstance(message, Ack):
         return RowAck(incarnation=message.incarnation, mask=message.mask, arrived=message.arrived,
-                      packet=message.packet, tag=_tag(key, message))
+                      packet=message.packet)
     identity = _identity(message.transfer)
     if isinstance(message, Chunk):
         return RowChunk(**identity, sequence=message.sequence, packet=message.packet,
-                        codec=message.codec, segments=message.segments, ids=_octets(message.ids),
-                        values=_octets(message.values), tag=_tag(key, message))
+                        codec=message.codec, segments=message.segments, ids=octets(message.ids),
+                        values=octets(message.values))
     if isinstance(message, Receipt):
-        return sealed(key, TransferReceipt(
-            **identity, chunks=message.chunks, taken=_octets(message.taken),
-            refused=message.refused))
+        return TransferReceipt(**identity, chunks=message.chunks, taken=octets(message.taken),
+                               refused=message.refused)
     command = message.command
     sending, step = command.sending, command.step
-    return sealed(key, TransferEnd(
+    return TransferEnd(
         **identity, chunks=message.chunks, whole=message.whole, switched=list(message.switched),
         duration=float(message.duration), mta_duration=float(message.mta_duration),
         mta_time=float(command.mta_time), next_iteration=command.next_iteration,
         staleness=int(command.staleness), patience=float(command.patience), sync=command.sync,
         stop=command.stop, minimum=float(sending.minimum), threshold=sending.threshold,
         by_importance=sending.by_importance, mta=float(sending.mta), ahead=bool(command.ahead),
-        step=step.name, step_integers=list(step.integers()), step_numbers=list(step.numbers())))
-
-
-def _tag(key: Side | None, message: Chunk | Ack) -> array.array:
-    return array.array('B', key.tag_of(message) if key is not None else b'')
+        step=step.name, step_integers=list(step.integers()), step_numbers=list(step.numbers()))
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:

@@ -20,6 +20,7 @@ from fleet_env.settings.fleet import (
 )
 from fleet_env.settings.fleet_file import link_trace
 from fleet_env.settings.power_model import PowerModel
+from fleet_ros.exposure import key_file
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 from fleet_ros.parameters import declare, declare_early, parameters
@@ -74,7 +75,7 @@ def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
     if the fleet has a key, or if the fleet accepts no control calls (`security.control`).
     """
     found = declare_early(node, model, 'security.key', 'security.control')
-    return not found['security.key'] and found.get('security.control', True)
+    return not key_file(found['security.key']) and found.get('security.control', True)
 
 
 def worker_parameters(fleet: FleetConfig, robot: RobotConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rog_core.errors import shown
 
-from .message_auth import Signature
+from .signature import Signature
 
 # Distributions that can contain this package: the first in a workspace, the second from a wheel.
 PROVIDERS = ('rog_ros', 'rog_suite')

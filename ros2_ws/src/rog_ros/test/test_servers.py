@@ -6,9 +6,10 @@ The newer one ends, and robots stay with the older one.
 from types import SimpleNamespace
 
 import pytest
+from fleet_link.key import new_key
 from rog_msgs.msg import FleetStatus
-from rog_ros.message_auth import Signature, new_key
 from rog_ros.servers import FRESH, YOUNG, Loyalty, Order, Others, gives_way, refusal
+from rog_ros.signature import Signature
 
 
 def status(elapsed=0.0, incarnation=5, state='training', run=0, start=1, count=1):

@@ -8,11 +8,11 @@ import time
 from types import TracebackType
 from typing import Any
 
+from fleet_link.key import Key
 from rcl_interfaces.srv import GetParameters
 from rog_cli.commands.control import ControlError, Controls, answer
 from rog_cli.display.fleet_state import SILENT
 from rog_cli.display.view import Monitor, place
-from rog_ros.message_auth import Key
 from rog_ros.parameters import SERVER
 
 from .source import View, view_of

@@ -21,8 +21,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         '%(default)s, reachable only from this machine; 0.0.0.0: all)')
     parser.add_argument('--port', type=_port, default=8765, metavar='N',
                         help='port to listen at (default: %(default)s; 0: any free port)')
-    parser.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one; "
-                        'it proves the statuses of the server and enables the buttons')
+    parser.add_argument('--key', default='', metavar='FILE', help="the fleet's key, if it has one "
+                        '(default: FLEET_KEY); it proves the statuses of the server and enables the buttons')
     add_network_options(parser)
     parser.set_defaults(run=_run)
 
@@ -34,9 +34,10 @@ def _port(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from fleet_link.key import read_key
     from fleet_ros.ending import leave_at_exit
+    from fleet_ros.exposure import key_file
     from fleet_ros.network_options import chosen_network, join_network
-    from rog_ros.message_auth import read_key
 
     from .live import Live
     from .recorded import Recorded
@@ -45,7 +46,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.path is not None:
         serve(Recorded(options.path, chosen_network(options).namespace), options.host, options.port)
         return 0
-    key = None if options.key is None else read_key(options.key)
+    path = key_file(options.key)
+    key = read_key(path) if path else None
     network = join_network(options, quiet=True)
     with Live(network.namespace, key) as live:
         serve(live, options.host, options.port)

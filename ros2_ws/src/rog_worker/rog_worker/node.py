@@ -17,10 +17,11 @@ from typing import Any
 from fleet_env.emulated.stragglers import Pause
 from fleet_env.power.jetson import open_meter
 from fleet_ros.alarm import Alarm
-from fleet_ros.exposure import require_key
+from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from fleet_ros.receiving import subscribe
+from fleet_ros.sealing import seal
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
 from rog_core.errors import ConfigError, RogError, shown
@@ -53,14 +54,10 @@ from rog_ros.convert import (
     payload_bytes,
     to_ros,
 )
-from rog_ros.message_auth import (
-    Signature,
-    process_of,
-    read_key,
-)
 from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order
+from rog_ros.signature import Signature, process_of
 from rog_tasks.sources import Source
 
 from .registration import Registration
@@ -103,8 +100,8 @@ class WorkerNode(ManagedNode):
         self.settings = settings = declare(self, WorkerSettings)
         self.robot = self._robot_name()
         security = settings.security
-        require_key(security.key, security.open)
-        self._key = read_key(security.key).of(self.robot) if security.key else None
+        key = team_key(security)
+        self._key = key and key.of(self.robot)
         self._signature = self._key and Signature(self._key)
         if self._key is not None:
             close_parameters(self)
@@ -278,12 +275,10 @@ class WorkerNode(ManagedNode):
     def _on_message(self, message: Any) -> None:
         if self.machine is None or self.is_silent:
             return
-        keys, session = None, self.registration.session
-        if self._key is not None:
-            if session is None:
-                return
-            keys = session.session, session.to_robot
-        actions = receive(self.machine, message, self.get_logger(), 'the server', keys)
+        session = self.registration.session
+        if self._key is not None and session is None:
+            return
+        actions = receive(self.machine, message, self.get_logger(), 'the server', session)
         if actions is None:
             self.dropped += 1
         else:
@@ -302,7 +297,6 @@ class WorkerNode(ManagedNode):
                 f'{shown(message.host, 80)}; this robot stays with the one that has accepted it',
                 throttle_duration_sec=5.0)
             return
-        self.registration.process = message.incarnation
         if 0 < message.elapsed < LONGEST:
             self.link.begin(now - message.elapsed)
         silent, self.server_heard = now - self.server_heard, now
@@ -378,7 +372,7 @@ class WorkerNode(ManagedNode):
         if self.is_silent:
             return
         publisher, session = self._out.get(type(value), self._receipts), self.registration.session
-        message = to_ros(value, session.to_server if session else None)
+        message = seal(session.to_server if session else None, to_ros(value))
         self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
 
     # -- status ---

@@ -10,13 +10,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fleet_link.key import Key
+from fleet_link.seal import Caller, Session
 from fleet_ros.middleware import other_middleware
 from fleet_ros.reminder import Reminder
+from fleet_ros.sealing import ServiceClient
 from rog_core.errors import RemoteProtocolError, shown
 from rog_core.protocol.messages import RegisterRequest, RegisterResponse
 from rog_msgs.srv import Register
 from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros
-from rog_ros.message_auth import Key, SealError, Session, check, derived, only_proved, sealed
 
 if TYPE_CHECKING:
     from .node import WorkerNode
@@ -35,9 +37,9 @@ class Registration:
         # None: the fleet has no key, or the server has not accepted this robot yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the server's last status in this session
-        # number of the server's process (`process_of`); it is not the secret incarnation
-        self.process = 0
-        self._client = node.create_client(Register, node.settings.server_namespace + '/register')
+        self._client = ServiceClient(
+            node, Register, node.settings.server_namespace + '/register',
+            key and Caller(key.secret, node.robot, node.incarnation), self._on_unproved)
         self._request: Any = None  # future of the latest call
         self._refused_since = math.inf
         self._reminder = Reminder()  # says when to log again that there is no server
@@ -60,13 +62,7 @@ class Registration:
         self._reminder.reset()
         if self._request is not None:
             self._client.remove_pending_request(self._request)
-        message = request_to_ros(request)
-        message.server = self.process
-        sealed(self._key and derived(self._key.secret, 'ask'), message)
-        asked = bytes(message.tag)
-        self._request = self._client.call_async(message)
-        if self._key is not None:
-            only_proved(self._request, lambda answer: self._is_answer(answer, asked))
+        self._request = self._client.call_async(request_to_ros(request))
         self._request.add_done_callback(partial(self._on_done, request))
 
     def _on_done(self, request: RegisterRequest, future: Any) -> None:
@@ -92,8 +88,6 @@ class Registration:
             return
         if response.accepted:
             self._refused_since = math.inf
-        elif response.incarnation and self._key is not None:
-            self.process = response.incarnation  # name this new server process in the next request
         else:
             node.get_logger().warning(f'the server refuses: {shown(response.reason)}',
                                       throttle_duration_sec=5.0)
@@ -104,25 +98,14 @@ class Registration:
                 node.leave(shown(response.reason, 600))
                 return
         if response.accepted and self._key is not None:
-            former, self.session = self.session, Session(self._key, node.incarnation,
+            former, self.session = self.session, Session(self._key.secret, node.incarnation,
                                                          response.incarnation)
-            if former is None or former.session != self.session.session:
+            if former is None or former.number != self.session.number:
                 self.count = 0  # another server process starts its count at 0
         node.act(node.machine.on_register_response(response, now))
 
-    def _is_answer(self, message: Any, asked: bytes) -> bool:
-        """Return whether a message answers a request, and its sender knows the robot's key.
-
-        ``asked``: tag of the request.
-        """
-        assert self._key is not None
-        try:
-            check(derived(self._key.secret, 'answer'), message, asked)
-        except SealError as error:
-            self._node.dropped += 1
-            self._node.get_logger().warning(
-                f'dropped an answer to the registration that is not proved: {error}. Server and '
-                'robot must have keys that belong together; here it is '
-                f'{self._node.settings.security.key}', throttle_duration_sec=5.0)
-            return False
-        return True
+    def _on_unproved(self, reason: str) -> None:
+        self._node.dropped += 1
+        self._node.get_logger().warning(
+            f'{reason}. Server and robot must have keys that belong together; here it is '
+            f'{self._node.settings.security.key}', throttle_duration_sec=5.0)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_ros.sealing import seal
 from rog_core.protocol.states import (
     COMPUTING,
     EVALUATING,
@@ -21,8 +22,8 @@ from rog_msgs.msg import TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
 from rog_ros.heartbeat import is_due
-from rog_ros.message_auth import process_of, sealed
 from rog_ros.servers import this_process, this_version
+from rog_ros.signature import process_of
 
 if TYPE_CHECKING:
     from .node import WorkerNode
@@ -103,7 +104,7 @@ class Reports:
             message.state = state or self._state_of(machine)
             if message.state in (PAUSED, STOPPED) and machine.server:
                 message.session = machine.session
-        self._status.publish(sealed(session.to_server if session else None, message))
+        self._status.publish(seal(session.to_server if session else None, message))
 
     def _state_of(self, machine: WorkerMachine) -> str:
         watch = self._node.watched

@@ -162,13 +162,19 @@ class ServerConfig(Settings):
                          'pushes; the server drops the rest of the push. 0: no limit', ge=0.0)
 
 
-class SecurityConfig(Settings):
-    """Who may take part in a fleet and control it; SECURITY.md says what is protected."""
+class AccessConfig(Settings):
+    """Who may take part; SECURITY.md says what is protected."""
 
     key: str = _('', "key file of the fleet or, on a robot, of the robot, made by rog key; "
-                     'relative to the fleet file; empty: no key', empty=True)
-    open: bool = _(False, 'allow a fleet without a key beyond this machine; this trusts everybody '
+                     'relative to the fleet file; empty: that of FLEET_KEY in the environment, '
+                     'else no key', empty=True)
+    open: bool = _(False, 'allow traffic beyond this machine without a key; this trusts everybody '
                           'on the network')
+
+
+class SecurityConfig(AccessConfig):
+    """Who may take part in a fleet and control it."""
+
     control: bool = _(True, 'let services and the parameter sync stop the run, save it, and change '
                             'its method')
 

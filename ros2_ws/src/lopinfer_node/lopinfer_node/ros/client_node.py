@@ -44,7 +44,7 @@ class ClientNode(Node):
                                   s.weights)
         self.client = Client(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
-            s, link, recording=recording, slowdown=s.slowdown))
+            s, link, recording=recording, slowdown=s.slowdown, access=s.security))
         self._newest: tuple[Any, float] | None = None   # newest unused image, time of its arrival
         self._there = threading.Condition()
         self._closing = False

@@ -22,11 +22,16 @@ import numpy as np
 import torch
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.power.jetson import open_meter
+from fleet_env.settings.fleet import AccessConfig
 from fleet_env.settings.power_model import PowerModel
+from fleet_link.errors import SealError
+from fleet_link.seal import Caller, Session
 from fleet_ros.alarm import Alarm
+from fleet_ros.exposure import team_key
 from fleet_ros.middleware import other_middleware
 from fleet_ros.receiving import subscribe
 from fleet_ros.reminder import Reminder
+from fleet_ros.sealing import ServiceClient, seal, unseal
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
@@ -48,7 +53,7 @@ from ..runtime.client import (
 from ..runtime.execution import AnyRun, Execution
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
-from ..runtime.services import PROTOCOL, OpenRequest, PlansRequest, encode_plans, number
+from ..runtime.services import PROTOCOL, READY, OpenRequest, PlansRequest, encode_plans, number
 from ..runtime.slow import slowed
 from ..runtime.store import UploadReply, UploadRequest, announce, send_model
 from ..runtime.wire import Ack, Piece
@@ -78,7 +83,7 @@ class ClientOptions:
     protocol. ``link``: an emulated link; by default only the real link is used. ``power``:
     watts in each state, used if the robot has no power meter. ``recording``: collects the
     steps of every request. ``slowdown``: emulates a slower robot: this factor, at least 1,
-    lengthens the computing time of this machine.
+    lengthens the computing time of this machine. ``access``: the robot's key.
     """
 
     planner: Planner
@@ -88,6 +93,7 @@ class ClientOptions:
     power: PowerModel = field(default_factory=PowerModel)
     recording: Recording | None = None
     slowdown: float = 1.0
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class Client:
@@ -104,6 +110,10 @@ class Client:
         self.robot = self.node.get_namespace().strip('/')
         self.machine = ClientMachine(secrets.randbits(63), options.settings)
         self.options = options
+        key = team_key(options.access)
+        self._key = key and key.of_client(self.robot)
+        caller = self._key and Caller(self._key.secret, self._key.robot, self.machine.incarnation)
+        self._session: Session | None = None    # None: there is no key, or no server yet
         self._changed = threading.Condition()   # lock of `machine` and `_link`
         self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
         self._link = options.link
@@ -123,11 +133,12 @@ class Client:
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
         subscribe(node, msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
         subscribe(node, msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
-        self._open = node.create_client(srv.Open, options.server + '/open')
+        self._open, self._upload, self._set_plans = (
+            ServiceClient(node, kind, f'{options.server}/{name}', caller, self._note_refusal)
+            for kind, name in ((srv.Open, 'open'), (srv.Upload, 'upload'),
+                               (srv.SetPlans, 'set_plans')))
         place = node.resolve_service_name(options.server + '/open')
         self.machine.reason = f'not connected yet to {place}'
-        self._upload = node.create_client(srv.Upload, options.server + '/upload')
-        self._set_plans = node.create_client(srv.SetPlans, options.server + '/set_plans')
         self._alarm = Alarm(self._on_time, node)
         self._alarm.set(time.monotonic())
         node.create_timer(1.0, self.report)
@@ -227,10 +238,28 @@ class Client:
     # -- events ----------------------------------------------------------------------------------
 
     def _on_piece(self, message: Any) -> None:
-        self._step(lambda now: self.machine.on_piece(piece_of(message), now))
+        if self._opened(message):
+            self._step(lambda now: self.machine.on_piece(piece_of(message), now))
 
     def _on_ack(self, message: Any) -> None:
-        self._step(lambda now: self.machine.on_ack(ack_of(message), now))
+        if self._opened(message):
+            self._step(lambda now: self.machine.on_ack(ack_of(message), now))
+
+    def _opened(self, message: Any) -> bool:
+        """Open the seal of a message; return whether it may be used."""
+        session = self._session
+        if self._key is None or session is None:
+            return self._key is None
+        try:
+            unseal(session.to_robot, message)
+        except SealError as error:
+            self.machine.dropped['unproved'] += 1
+            self._note_refusal(f'dropped a message of the server: {error}')
+            return False
+        return True
+
+    def _note_refusal(self, reason: str) -> None:
+        self.node.get_logger().warning(reason, throttle_duration_sec=5.0)
 
     def _on_time(self) -> None:
         self._step(self.machine.on_time)
@@ -251,7 +280,8 @@ class Client:
             ready = list(self._ready)
             self._ready.clear()
         for value in ready:
-            (self._up if isinstance(value, Piece) else self._acks).publish(to_ros(value))
+            (self._up if isinstance(value, Piece) else self._acks).publish(
+                seal(self._session.to_server if self._session else None, to_ros(value)))
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -319,7 +349,12 @@ class Client:
                                          bytes(bins), own))
 
     def _on_opened(self, future: Any) -> None:
-        self._on_answer(future, lambda reply, now: self.machine.on_open(reply_of(reply), now))
+        def opened(reply: Any, now: float) -> list[Action]:
+            if self._key is not None and reply.status == READY:
+                self._session = Session(self._key.secret, self.machine.incarnation,
+                                        reply.incarnation)
+            return self.machine.on_open(reply_of(reply), now)
+        self._on_answer(future, opened)
         if self.machine.reason:
             self.node.get_logger().info(f'{self.traced.name}: {self.machine.reason}',
                                         throttle_duration_sec=5.0)

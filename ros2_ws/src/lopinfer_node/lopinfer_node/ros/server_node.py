@@ -46,7 +46,7 @@ class ServerNode(ManagedNode):
             torch.backends.cudnn.allow_tf32 = False
         self.server = Server(self, ServerOptions(
             settings.make_directory(), str(device), limits=settings, link=settings.shaped_link,
-            recording=settings.open_recording()))
+            recording=settings.open_recording(), access=settings.security))
         self.held.callback(self.server.close)
         self.server.pause(True)
         for name, weights in models:

@@ -19,8 +19,14 @@ from typing import Any
 
 import numpy as np
 from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.settings.fleet import AccessConfig
+from fleet_link.errors import SealError
+from fleet_link.key import may_be
+from fleet_link.seal import Answerer, Call, Session
 from fleet_ros.alarm import Alarm
+from fleet_ros.exposure import team_key
 from fleet_ros.receiving import subscribe
+from fleet_ros.sealing import seal, serve, unseal
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
@@ -44,7 +50,7 @@ from ..runtime.server import (
     Unload,
     Work,
 )
-from ..runtime.services import PlansRequest, decode_plans, number
+from ..runtime.services import READY, PlansRequest, decode_plans, number
 from ..runtime.store import Store, UploadRequest
 from ..runtime.trial import Trial, Trier
 from ..runtime.wire import Ack, Piece
@@ -56,7 +62,7 @@ class ServerOptions:
     """Options of a server.
 
     ``directory``: folder of the models. ``device``: device that computes. ``link()`` returns an
-    emulated link to a client.
+    emulated link to a client. ``access``: the key, which must be the team's own.
     """
 
     directory: Path
@@ -64,13 +70,15 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
     link: Callable[[], ShapedLink] = ShapedLink
     recording: Recording | None = None
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class _Topics:
-    """Topics of one client, and the emulated link to this client."""
+    """Topics of one client, the emulated link to it, and the seals of its session."""
 
     def __init__(self, server: Server, client: str, link: ShapedLink) -> None:
         self.link, self.removed = link, False
+        self.session: Session | None = None   # None: there is no key
         node = server.node
         base = f'/{client}/lopinfer/' if client else '/lopinfer/'
         self.down = node.create_publisher(msg.Piece, base + 'down', qos.PIECE)
@@ -82,7 +90,8 @@ class _Topics:
     def publish(self, value: Piece | Ack) -> None:
         """Publish ``value`` on its topic; do nothing if the topics have been removed."""
         try:
-            (self.down if isinstance(value, Piece) else self.acks).publish(to_ros(value))
+            (self.down if isinstance(value, Piece) else self.acks).publish(
+                seal(self.session.to_robot if self.session else None, to_ros(value)))
         except Exception:  # rclpy raises errors of several types if the publisher was destroyed
             if not self.removed:
                 raise
@@ -104,6 +113,8 @@ class Server:
         self.options = options
         self.store = Store(options.directory, options.limits.memory << 20)
         self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits)
+        key = team_key(options.access)
+        self._answerer = key and Answerer(key.own().secret_of, self.machine.incarnation)
         self._changed = threading.Condition()   # lock of `machine` and `_topics`
         self._models: dict[str, Traced] = {}
         self._topics: dict[str, _Topics] = {}
@@ -115,9 +126,11 @@ class Server:
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
-        self.node.create_service(srv.Open, '/lopinfer/open', self._on_open)
-        self.node.create_service(srv.Upload, '/lopinfer/upload', self._on_upload)
-        self.node.create_service(srv.SetPlans, '/lopinfer/set_plans', self._on_set_plans)
+        for kind, name, answer in ((srv.Open, 'open', self._on_open),
+                                   (srv.Upload, 'upload', self._on_upload),
+                                   (srv.SetPlans, 'set_plans', self._on_set_plans)):
+            serve(node, kind, f'/lopinfer/{name}', partial(self._on_call, answer), self._answerer,
+                  self._note_refusal)
         self._alarm = Alarm(self._on_time, node)
         self._computing = threading.Thread(target=self._compute, name='computing', daemon=True)
         self._computing.start()
@@ -154,13 +167,29 @@ class Server:
 
     # -- services --------------------------------------------------------------------------------
 
-    def _on_open(self, request: Any, response: Any) -> Any:
+    def _on_call(self, answer: Callable[[Any, Any, Call | None], Any], request: Any, response: Any,
+                 call: Call | None) -> Any:
+        if call is not None and (call.life != request.incarnation
+                                 or not may_be(call.robot, request.client)):
+            response.reason = f"this is the key of '{call.robot}', not of '{request.client[:80]}'"
+            return response
+        return answer(request, response, call)
+
+    def _note_refusal(self, reason: str) -> None:
+        self.node.get_logger().warning(reason, throttle_duration_sec=5.0)
+
+    def _on_open(self, request: Any, response: Any, call: Call | None) -> Any:
         with self._changed:
             reply, actions = self.machine.on_open(open_of(request), time.monotonic())
             self._act(actions)
+            if call is not None and self._answerer is not None and reply.status == READY:
+                topics = self._topics[request.client]
+                session = self._answerer.session(call, reply.incarnation)
+                if topics.session is None or topics.session.number != session.number:
+                    topics.session = session
         return reply_to_ros(reply, response)
 
-    def _on_upload(self, request: Any, response: Any) -> Any:
+    def _on_upload(self, request: Any, response: Any, _: Call | None) -> Any:
         if not self.options.limits.uploads:
             response.reason = 'this server accepts no models from its clients'
             return response
@@ -177,7 +206,7 @@ class Server:
         response.received, response.complete = reply.received, reply.complete
         return response
 
-    def _on_set_plans(self, request: Any, response: Any) -> Any:
+    def _on_set_plans(self, request: Any, response: Any, _: Call | None) -> Any:
         with self._changed:
             response.status, response.reason, actions = self.machine.on_set_plans(
                 plans_of(request), time.monotonic())
@@ -188,11 +217,28 @@ class Server:
 
     def on_piece(self, client: str, message: Any) -> None:
         """Handle a piece from a client's topic."""
-        self._step(lambda now: self.machine.on_piece(client, piece_of(message), now))
+        if self._opened(client, message):
+            self._step(lambda now: self.machine.on_piece(client, piece_of(message), now))
 
     def on_ack(self, client: str, message: Any) -> None:
         """Handle an acknowledgement from a client's topic."""
-        self._step(lambda now: self.machine.on_ack(client, ack_of(message), now))
+        if self._opened(client, message):
+            self._step(lambda now: self.machine.on_ack(client, ack_of(message), now))
+
+    def _opened(self, client: str, message: Any) -> bool:
+        """Open the seal of a message; return whether it may be used."""
+        if self._answerer is None:
+            return True
+        topics = self._topics.get(client)
+        if topics is None or topics.session is None:
+            return False
+        try:
+            unseal(topics.session.to_server, message)
+        except SealError as error:
+            self.machine.dropped['unproved'] += 1
+            self._note_refusal(f'dropped a message of {client}: {error}')
+            return False
+        return True
 
     def _on_time(self) -> None:
         self._step(self.machine.on_time)

@@ -154,7 +154,7 @@ class ClientMachine:
         # for each plan of the table, the number that pieces of this plan carry
         self._numbers: list[int] = []
         self._arrivals = Arrivals()
-        self._server = 0                   # incarnation of the server
+        self._server = 0                   # the server's number of the session
         self._again = -math.inf            # time of the next call or probe
         self._heard = -math.inf            # time of the latest answer from the server
         self._probed = -math.inf           # time of the latest probe

@@ -157,6 +157,7 @@ class _Session:
 
     client: str
     incarnation: int
+    server: int             # this side's number of the session, never the same for two sessions
     digest: str
     heard: float
     outbox: Outbox
@@ -213,6 +214,7 @@ class ServerMachine:
         self.paused = False
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
+        self._joins = 0                     # number of sessions until now
         self._models: dict[str, _Model] = {}
         # maps a client to its session, in the order of turns: `work` moves the client whose steps
         # it returns to the end of this order
@@ -247,7 +249,7 @@ class ServerMachine:
             del self._models[request.digest]  # so the next call of `Open` tries the model again
             return OpenReply(REFUSED, model.reason), []
         session, actions = self._join(request, now)
-        return OpenReply(READY, '', self.incarnation, bool(session.plans), model.fixed,
+        return OpenReply(READY, '', session.server, bool(session.plans), model.fixed,
                          model.per_share), actions
 
     @property
@@ -337,7 +339,9 @@ class ServerMachine:
         if session is not None and same:
             session.heard = now
             return session, []
-        fresh = _Session(request.client, request.incarnation, request.digest, now,
+        self._joins += 1
+        fresh = _Session(request.client, request.incarnation,
+                         (self.incarnation + self._joins) % 2**64, request.digest, now,
                          Outbox(request.incarnation, self.limits.piece_bytes))
         self._sessions[request.client] = fresh
         return fresh, [] if session is not None else [Join(request.client)]

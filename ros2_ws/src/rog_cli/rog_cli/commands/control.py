@@ -1,20 +1,22 @@
 """`rog control`: stop a running fleet, save it, or change its method.
 
-If the fleet has a key, each request is signed with this key.
+If the fleet has a key, each call is sealed with this key.
 """
 
 from __future__ import annotations
 
 import argparse
+import secrets
 import time
-from functools import partial
-from pathlib import Path
 from typing import Any
 
+from fleet_link.key import Key, read_key
+from fleet_link.seal import Caller
+from fleet_ros.exposure import key_file
 from fleet_ros.network_options import add_network_options, join_network
+from fleet_ros.sealing import ServiceClient
 from rog_core.errors import RogError, shown
 from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
-from rog_ros.message_auth import Key, SealError, check, derived, only_proved, read_key, sealed
 from rog_ros.parameters import SERVER
 
 from ..display.view import Monitor
@@ -46,7 +48,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     sync.add_argument('method', metavar='METHOD', help='for example rsp:4')
     sync.set_defaults(call=lambda options: ('set_sync', {'sync': options.method}))
     for one in (stop, save, sync):
-        one.add_argument('--key', type=Path, metavar='FILE', help="the fleet's key, if it has one")
+        one.add_argument('--key', default='', metavar='FILE', help="the fleet's key, if it has one "
+                         '(default: FLEET_KEY)')
         one.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
                          help='seconds to wait for the server (default: %(default)s)')
         add_network_options(one)
@@ -54,7 +57,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    key = None if options.key is None else read_key(options.key)
+    path = key_file(options.key)
+    key = read_key(path) if path else None
     with Monitor(join_network(options, quiet=True).namespace, key) as monitor:
         controls = Controls(monitor, key)
         end = time.monotonic() + options.timeout
@@ -83,10 +87,12 @@ class Controls:
     """
 
     def __init__(self, monitor: Monitor, key: Key | None = None) -> None:
-        self._monitor, self._key = monitor, key and key.control()
+        self._monitor = monitor
         self.silence = SILENT_SERVER  # text of the error if no answer comes
+        caller = key and Caller(key.control(), '', secrets.randbits(63))
         self._clients = {
-            service: monitor.node.create_client(kind, f'{monitor.namespace}/{SERVER}/{service}')
+            service: ServiceClient(monitor.node, kind, f'{monitor.namespace}/{SERVER}/{service}',
+                                   caller, self._on_unproved)
             for service, kind in SERVICES.items()}
 
     def unable(self) -> str:
@@ -101,25 +107,14 @@ class Controls:
     def call(self, service: str, **values: str) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
 
-        If the fleet has a key, the future ignores every answer that is not signed with this key, or
+        If the fleet has a key, the future ignores every answer that is not sealed with this key, or
         that belongs to another call.
         """
         self.silence = SILENT_SERVER
-        request = SERVICES[service].Request(server=self._monitor.fleet.incarnation,
-                                            time=time.time_ns(), **values)
-        future = self._clients[service].call_async(sealed(self._key, request))
-        if self._key is not None:
-            only_proved(future, partial(self._is_answer, derived(self._key, 'answer'),
-                                        bytes(request.tag)))
-        return future
+        return self._clients[service].call_async(SERVICES[service].Request(**values))
 
-    def _is_answer(self, key: bytes, asked: bytes, response: Any) -> bool:
-        try:
-            check(key, response, asked)
-        except SealError:
-            self.silence = SILENT_SERVER + UNPROVED
-            return False
-        return True
+    def _on_unproved(self, reason: str) -> None:
+        self.silence = SILENT_SERVER + UNPROVED
 
 
 def answer(future: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rog_ros.message_auth import new_key, read_key, write_key
+from fleet_link.key import new_key, read_key, write_key
 from rog_ros.parameters import robot_name
 
 from .option_types import place

@@ -15,6 +15,7 @@ import rclpy
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.versions import LATEST, MODEL_FILE, MODELS, Versions
+from fleet_link.key import Key
 from fleet_ros.ending import Interruption
 from fleet_ros.reminder import Reminder
 from rclpy.executors import SingleThreadedExecutor
@@ -27,9 +28,9 @@ from rich.text import Text
 from rog_core.errors import ConfigError
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
-from rog_ros.message_auth import Key, Signature
 from rog_ros.parameters import SERVER, robot_name
 from rog_ros.servers import Order
+from rog_ros.signature import Signature
 
 from ..launching.processes import FleetProcesses
 from .fleet_state import COLUMNS, ROBOTS, SILENT, Fleet, FleetState, number

@@ -5,7 +5,7 @@ The worker side accumulates and encodes the gradient, and sends the chunks over 
 loopback. The server side applies each chunk to the master rows, and sends an
 acknowledgement over DDS. Both sides run in this process, on one core.
 
-Every second chunk and its acknowledgement are sealed: they carry a tag, which is checked.
+Every second chunk and its acknowledgement are sealed: they are encrypted or carry a tag.
 So other work on the machine disturbs sealed and unsealed chunks equally. The time of a
 chunk lasts from its sending to the arrival of its acknowledgement. The cost of the key for
 one chunk is the difference between the median times with and without the key. The bench
@@ -26,6 +26,9 @@ from typing import Any
 
 import numpy as np
 import rclpy
+from fleet_link.key import new_key
+from fleet_link.seal import Seal, Session
+from fleet_ros.sealing import seal, unseal
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rog_core.codecs import get_codec
@@ -39,7 +42,6 @@ from rog_core.worker.accumulator import Accumulator
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_ros import qos
 from rog_ros.convert import from_ros, to_ros
-from rog_ros.message_auth import Session, Side, new_key
 
 REPEATS = 20
 
@@ -49,12 +51,12 @@ class Wire:
 
     def __init__(self) -> None:
         rclpy.init()
-        self.node, self.arrived = Node('bench_message_auth'), []
+        self.node, self.arrived = Node('bench_seal'), []
         self.executor = SingleThreadedExecutor()
         self.executor.add_node(self.node)
         self.publishers = {}
         for kind in (RowChunk, RowAck, TransferEnd, TransferReceipt):
-            topic = f'bench_message_auth_{kind.__name__.lower()}'
+            topic = f'bench_seal_{kind.__name__.lower()}'
             self.node.create_subscription(kind, topic, self.arrived.append, qos.CHUNK)
             self.publishers[kind] = self.node.create_publisher(kind, topic, qos.CHUNK)
         while not all(p.get_subscription_count() for p in self.publishers.values()):
@@ -123,20 +125,18 @@ class Push:
         else:
             sender.on_ack(arrived, now)
 
-    def over(self, value: Any, key: Side | None) -> Any:
+    def over(self, value: Any, key: Seal | None) -> Any:
         """Send ``value`` over DDS to this process itself; return the value that arrives.
 
-        :param key: makes and checks the tag of the message; None: the message carries no tag.
+        :param key: seals the message and opens it; None: it is not sealed.
         """
-        message = to_ros(value, key)
+        message = seal(key, to_ros(value))
         self.wire.publishers[type(message)].publish(message)
         while not self.wire.arrived:
             self.wire.executor.spin_once(timeout_sec=1.0)
         back = self.wire.arrived.pop()
-        arrived = from_ros(back)
-        if key is not None:
-            key.check(back, arrived)
-        return arrived
+        unseal(key, back)
+        return from_ros(back)
 
 
 def main() -> None:
@@ -144,7 +144,7 @@ def main() -> None:
     from hot_path import model
     partition = model('onebit')
     wire = Wire()
-    session = Session(new_key().of('robot1'), 3, 2)
+    session = Session(new_key().of('robot1').secret, 3, 2)
     line: dict[str, Any] = {'bench': 'seal', 'elements': partition.elements,
                             'cryptography': version('cryptography')}
     for chunk in (60000, 14000, 1300):
