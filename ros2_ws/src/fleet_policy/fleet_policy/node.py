@@ -131,7 +131,8 @@ class PolicyNode(ManagedNode):
             planner = TablePlanner(s.method, latency=s.link.latency, slowdown=s.slowdown)
             self._shared = self.held.enter_context(offload(
                 model, example=inputs, robot=robot, options=ClientOptions(
-                    planner, s.server, link=s.shaped_link(), slowdown=s.slowdown)))
+                    planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
+                    access=s.security)))
             shared, where = by_lopinfer(self._shared)
         elif s.inference == 'rrto':
             import copy

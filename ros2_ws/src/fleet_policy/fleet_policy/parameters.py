@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fleet_env.settings.base import setting
-from fleet_env.settings.fleet import DEVICE
+from fleet_env.settings.fleet import DEVICE, AccessConfig
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 from lopinfer_node.runtime.planner import LOSS, METHODS
@@ -16,6 +16,7 @@ from .core.config import CoreSettings
 class PolicySettings(ManagedSettings, LinkSettings, CoreSettings):
     """Settings of the policy's node."""
 
+    security: AccessConfig = AccessConfig()
     policy: str = setting('', 'class of the policy', empty=True,
                           pattern=r'^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)?$',
                           form='package.module:Class')

@@ -12,6 +12,7 @@ from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import is_loopback
 from .environment import dds_environment, where_traffic_goes
+from .exposure import FLEET_KEY
 
 
 def add_network_options(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
@@ -24,6 +25,16 @@ def add_network_options(parser: argparse.ArgumentParser, without: Collection[str
         if knob.name not in without:
             group.add_argument('--' + knob.name.replace('_', '-'), dest=f'network.{knob.name}',
                                metavar='X', help=knob.help.replace('%', '%%'))
+
+
+def add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Add --key and --open."""
+    parser.add_argument('--key', default='', metavar='FILE',
+                        help="key file: the team's own for a server, or the robot's (rog key; "
+                             f'default: {FLEET_KEY} of the environment, else no key)')
+    parser.add_argument('--open', action='store_true',
+                        help='allow traffic beyond this machine without a key; this trusts '
+                             'everybody on the network')
 
 
 def chosen_network(options: argparse.Namespace) -> ReachConfig:

@@ -16,6 +16,7 @@ from typing import Any
 
 import rclpy
 import torch
+from fleet_ros.exposure import team_key
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
@@ -155,9 +156,10 @@ class OffloadedModel:
         self._devices = [leaf.device for leaf in leaves]
         self._default = torch.get_default_dtype()
         self._repeats = len(set(map(id, leaves))) < len(leaves)
+        key = team_key(self._options.access)  # refuses the network before this process joins it
         self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
-        self._robot = _claimed(self._name)
+        self._robot = _claimed(self._name or (key and key.robot) or 'robot')
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
         bound_parameters(self._node, writable=False)
         self._client = Client(self._node, traced, self._options)
@@ -226,15 +228,15 @@ def _level_of_caller() -> int:
 
 @contextlib.contextmanager
 def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = None,
-            robot: str = 'robot', options: ClientOptions | None = None
+            robot: str = '', options: ClientOptions | None = None
             ) -> Iterator[OffloadedModel]:
     """Share the inferences of ``model`` with the server while the context is open.
 
     :param server: namespace of the server.
     :param example: input, or tuple of inputs, with which the model is traced; by default the
         inputs of the first call.
-    :param robot: namespace of this robot, which must be unique. A second model of the same process
-        gets `robot/model2`.
+    :param robot: namespace of this robot, which must be unique; by default the robot of the key,
+        without a key `robot`. A second model of the same process gets `robot/model2`.
     :param options: all other options; if they are given, their ``server`` replaces the argument
         ``server``.
     """

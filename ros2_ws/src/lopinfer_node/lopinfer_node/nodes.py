@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fleet_ros.ending import Interruption
+from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
 
 PACKAGES = ('lopinfer_node',)
@@ -14,12 +15,14 @@ PACKAGES = ('lopinfer_node',)
 
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve models until the process is stopped; return the exit code, 0 for a clean end."""
-    return run(_build_server, partial(_serve, over=lambda node: node.drained), args, PACKAGES)
+    return run(_build_server, partial(_serve, over=lambda node: node.drained), args, PACKAGES,
+               lambda given: look_before('lopinfer_server', '/', given))
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
     """Answer images with results until the process is stopped; return the exit code, 0 if clean."""
-    return run(_build_client, _serve, args, PACKAGES)
+    return run(_build_client, _serve, args, PACKAGES,
+               lambda given: look_before('lopinfer_client', '/', given))
 
 
 def _build_server() -> Any:

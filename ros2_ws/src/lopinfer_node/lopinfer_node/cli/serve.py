@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fleet_env.command import at_least_one
-from fleet_ros.network_options import add_network_options, join_network
+from fleet_ros.network_options import add_access_options, add_network_options, join_network
 
 from ..nodes import server_main
 from .choice import add_device
@@ -26,6 +26,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='most memory for models and open requests, MiB (default: 4096)')
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
                         help='namespace of the server (default: lopinfer)')
+    add_access_options(parser)
     add_network_options(parser, without=['namespace'])
     parser.set_defaults(run=_run)
 
@@ -33,7 +34,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     join_network(options)
     parameters = {'models': options.models, 'weights': options.weights, 'device': options.device,
-                  'threads': options.threads or 0, 'memory': options.memory or 0}
+                  'threads': options.threads or 0, 'memory': options.memory or 0,
+                  'security.key': options.key, 'security.open': options.open}
     arguments = ['--ros-args', '-r', f'__ns:=/{options.name.strip("/")}']
     for name, value in parameters.items():
         if value:
