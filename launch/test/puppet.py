@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 from fleet_link.seal import Caller, Session
+from fleet_ros.channel import Channel
 from fleet_ros.sealing import ServiceClient, seal
 from fleet_under_test import SEED
 from rog_core.model.flat import flatten, partition_of_model
@@ -18,6 +19,7 @@ from rog_core.protocol.messages import (
     Compute,
     End,
     Kind,
+    Receipt,
     RegisterRequest,
     Send,
     TransferId,
@@ -27,9 +29,10 @@ from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
-from rog_ros.convert import request_to_ros, response_from_ros, to_ros
+from rog_ros.convert import request_to_ros, response_from_ros
 from rog_ros.receive import receive
 from rog_ros.signature import process_of
+from rog_ros.topics import WORKER
 from tiny_task import Tiny
 
 PERIOD = 0.2  # seconds between heartbeats of the robot
@@ -62,17 +65,10 @@ class Puppet:
         self.registers = True
         self._gradient_at = self._beat_at = math.inf
         self._status_seen = None
-        self._out = {Chunk: node.create_publisher(RowChunk, f'/{robot}/push', qos.CHUNK),
-                     Ack: node.create_publisher(RowAck, f'/{robot}/pull_ack', qos.CHUNK),
-                     End: node.create_publisher(TransferEnd, f'/{robot}/push_end', qos.CHUNK)}
-        self._receipts = node.create_publisher(TransferReceipt, f'/{robot}/pull_receipt',
-                                               qos.CHUNK)
+        self.channel = Channel(node, WORKER, f'/{robot}/', self._on_message, lambda error: None,
+                               keyed=key is not None)
         self._status = node.create_publisher(TrainingStatus, f'/{robot}/training_status',
                                              qos.STATUS)
-        for kind, topic, profile in ((RowChunk, 'pull', qos.CHUNK), (RowAck, 'push_ack', qos.CHUNK),
-                                     (TransferEnd, 'pull_end', qos.CHUNK),
-                                     (TransferReceipt, 'push_receipt', qos.CHUNK)):
-            node.create_subscription(kind, f'/{robot}/{topic}', self._on_message, profile)
         self._register = ServiceClient(node, Register, '/rog/register', key and Caller(
             key.secret, robot, incarnation), node.get_logger().warning)
         fleet.until(lambda: fleet.status and self._register.service_is_ready(), 'the server')
@@ -129,13 +125,13 @@ class Puppet:
 
     def say(self, value):
         """Send a ROS message, or an object of `rog_core.protocol.messages` as a ROS message."""
-        if type(value) in self._out or not hasattr(value, 'get_fields_and_field_types'):
-            publisher = self._out.get(type(value), self._receipts)
-            value = to_ros(value)
-        else:
-            publisher = {RowChunk: self._out[Chunk], RowAck: self._out[Ack],
-                         TransferEnd: self._out[End], TransferReceipt: self._receipts,
-                         TrainingStatus: self._status}[type(value)]
+        if not hasattr(value, 'get_fields_and_field_types'):
+            self.channel.send(value, time.monotonic())
+            self.channel.flush()
+            return
+        out = self.channel.publishers
+        publisher = {RowChunk: out[Chunk], RowAck: out[Ack], TransferEnd: out[End],
+                     TransferReceipt: out[Receipt], TrainingStatus: self._status}[type(value)]
         publisher.publish(seal(self.session and self.session.to_server, value))
 
     def beat(self, **fields):
@@ -175,12 +171,10 @@ class Puppet:
             return
         if self.key is not None:
             self.session = Session(self.key.secret, self.machine.incarnation, response.incarnation)
+            self.channel.keep(self.session.to_server, self.session.to_robot, self.session.number)
         self.act(self.machine.on_register_response(response, time.monotonic()))
 
     def _on_message(self, message):
         self.heard.append(message)
         del self.heard[:-200]
-        if self.key is not None and self.session is None:
-            return
-        self.act(receive(self.machine, message, self.fleet.node.get_logger(), 'the server',
-                         self.session) or [])
+        self.act(receive(self.machine, message, self.fleet.node.get_logger(), 'the server') or [])

@@ -12,13 +12,14 @@ import torch
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.errors import KeyFileError
 from fleet_link.key import new_key, write_key
+from fleet_ros.sealing import octets
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, eventually, free_domain
 from lopinfer_msgs import msg, srv
 from lopinfer_node import qos
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
-from lopinfer_node.ros.convert import byte_array, to_ros
+from lopinfer_node.ros.convert import to_ros
 from lopinfer_node.runtime.wire import Piece
 from rclpy.context import Context
 from rclpy.node import Node
@@ -106,7 +107,7 @@ def changed(name, message):
         yield other
     other = copy(message)
     field = 'data' if name in ('up', 'down') else 'tag'
-    setattr(other, field, byte_array(bytes(len(getattr(message, field)))))
+    setattr(other, field, octets(bytes(len(getattr(message, field)))))
     yield other
     other = copy(message)
     setattr(other, field, [])

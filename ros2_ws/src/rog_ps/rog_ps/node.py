@@ -231,13 +231,10 @@ class ParameterServerNode(ManagedNode):
 
     def on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
-        session = self.peers[robot].session
         clipped = self.machine.clipped[robot]
-        if self._key is not None and session is None:
-            return
         member = self.machine.members.get(robot)
         sender = None if member is None else member.sender
-        actions = receive(self.machine, message, self.get_logger(), robot, session)
+        actions = receive(self.machine, message, self.get_logger(), robot)
         times = self.machine.clipped[robot]
         if times != clipped and times.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th ... time
             self.get_logger().warning(f'a push of {robot} counts only in part, {times} until now: '
@@ -250,6 +247,17 @@ class ParameterServerNode(ManagedNode):
                 and member is not None and sender is not None and member.sender is not sender:
             self.get_logger().info(checksum_of(sender.transfer, member.mirror.rows))
         self.act(actions)
+
+    def on_unproved(self, robot: str, error: SealError) -> None:
+        """Count a message in the name of a robot whose seal the robot's key does not open."""
+        self.dropped[robot] += 1
+        self.get_logger().warning(f'dropped a message of {robot}: {error}',
+                                  throttle_duration_sec=5.0)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the fleet has a key."""
+        return self._key is not None
 
     def on_status(self, robot: str, message: Any) -> None:
         """Handle a status message of a robot.
@@ -324,7 +332,9 @@ class ParameterServerNode(ManagedNode):
         self._excuse(now)
         for action in actions:
             if isinstance(action, Send):
-                self.peers[action.robot].send(action.message, now)
+                channel = self.peers[action.robot].channel
+                channel.send(action.message, now, lossy=True)
+                channel.flush()
             elif isinstance(action, Notice):
                 self.get_logger().warning(f'{action.robot} {action.what}: {action.detail}')
                 self.files.fault(action.robot, action.what, action.detail)

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_link.seal import Session
-from fleet_ros.receiving import subscribe
-from fleet_ros.sealing import seal, unseal
+from fleet_ros.channel import Channel
+from fleet_ros.sealing import unseal
 from rog_core.errors import RemoteProtocolError
-from rog_core.protocol.messages import Ack, Chunk, End
 from rog_core.protocol.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
 from rog_core.server.member import Member
-from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
+from rog_msgs.msg import TrainingStatus
 from rog_ros import qos
-from rog_ros.convert import payload_bytes, to_ros
 from rog_ros.parameters import fleet_namespace
+from rog_ros.topics import SERVER
 
 if TYPE_CHECKING:
     from fleet_env.settings.fleet import LinkConfig
@@ -31,30 +30,22 @@ class Peer:
     """The topics of one robot, and the emulated link to it."""
 
     def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
-        self.link = link
         self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
-        self.out: dict[type, Any] = {
-            Chunk: node.create_publisher(RowChunk, base + 'pull', qos.CHUNK),
-            Ack: node.create_publisher(RowAck, base + 'push_ack', qos.CHUNK),
-            End: node.create_publisher(TransferEnd, base + 'pull_end', qos.CHUNK)}
-        self.receipts = node.create_publisher(TransferReceipt, base + 'push_receipt', qos.CHUNK)
+        self.channel = Channel(node, SERVER, base, partial(node.on_message, robot),
+                               partial(node.on_unproved, robot), link, node.keyed)
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session
         self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
         self._changes = [0, 0]     # how often each field of `_noted` has changed
-        for kind, topic, profile in ((RowChunk, 'push', qos.CHUNK), (RowAck, 'pull_ack', qos.CHUNK),
-                                     (TransferEnd, 'push_end', qos.CHUNK),
-                                     (TransferReceipt, 'pull_receipt', qos.CHUNK)):
-            subscribe(node, kind, base + topic, partial(node.on_message, robot), profile)
         node.create_subscription(TrainingStatus, base + 'training_status',
                                  lambda message: node.on_status(robot, message), qos.HEARTBEAT)
 
-    def send(self, value: Any, now: float) -> None:
-        """Send a message of `rog_core.protocol.messages` over the emulated link."""
-        publisher = self.out.get(type(value), self.receipts)
-        message = seal(self.session.to_robot if self.session else None, to_ros(value))
-        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
+    def join(self, session: Session) -> None:
+        """Begin a session with the robot, unless it is the present one."""
+        if self.session is None or self.session.number != session.number:
+            self.session, self.count = session, 0
+            self.channel.keep(session.to_robot, session.to_server, session.number)
 
     def is_recorded(self, message: Any, member: Member) -> bool:
         """Return whether to write a checked status to the record.
@@ -110,7 +101,7 @@ class Peers(dict[str, Peer]):
                  ) -> None:
         super().__init__()
         self._node, self._links, self._epoch = node, links, epoch
-        self._emulated: list[ShapedLink] = []
+        self._emulated: list[Channel] = []
         for robot in links:
             self.of(robot)
 
@@ -125,20 +116,21 @@ class Peers(dict[str, Peer]):
                     shaped.begin(time.monotonic() - self._node.elapsed)
             self[robot] = Peer(self._node, robot, shaped)
             if shaped.delays:
-                self._emulated.append(shaped)
+                self._emulated.append(self[robot].channel)
         return self[robot]
 
     def begin(self, epoch: float) -> None:
         """Let the emulated links begin at ``epoch``."""
         for peer in self.values():
-            peer.link.begin(epoch)
+            peer.channel.link.begin(epoch)
 
     def release(self, now: float) -> None:
         """Send the messages whose delay on the emulated links has ended by ``now``."""
-        for link in self._emulated:
-            link.release(now)
+        for channel in self._emulated:
+            channel.release(now)
+            channel.flush()
 
     @property
     def deadline(self) -> float:
         """Time of the next `release`; infinity means: there is nothing to send."""
-        return min((link.deadline for link in self._emulated), default=math.inf)
+        return min((channel.deadline for channel in self._emulated), default=math.inf)

@@ -55,9 +55,7 @@ class Registration:
         if answer.accepted:
             peer = node.peers.of(wanted.robot)
             if call is not None and self._answerer is not None:
-                session = self._answerer.session(call, answer.incarnation)
-                if peer.session is None or peer.session.number != session.number:
-                    peer.session, peer.count = session, 0
+                peer.join(self._answerer.session(call, answer.incarnation))
             node.on_joined(wanted.robot, answer.iteration, actions, now)
         else:
             self._note_refusal(wanted.robot, f'refused {wanted.robot}: {answer.reason}')

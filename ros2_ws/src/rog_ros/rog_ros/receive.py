@@ -6,9 +6,6 @@ import time
 import zlib
 from typing import Any
 
-from fleet_link.errors import SealError
-from fleet_link.seal import Session
-from fleet_ros.sealing import unseal
 from rog_core.arrays import Array, to_host
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.loopback import handler
@@ -19,28 +16,22 @@ from rog_core.worker.machine import WorkerMachine
 from .convert import from_ros
 
 
-def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str,
-            session: Session | None = None) -> list[Action] | None:
+def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str
+            ) -> list[Action] | None:
     """Pass a message of a transfer to the state machine; return the machine's actions.
 
     Return None if the message was refused; this is logged. A message from before a restart is
     expected, so it is dropped without a log line, and the result is an empty list.
 
     :param peer: sender of the message: a robot's name, or ``the server``.
-    :param session: seals of the session with the peer; None: the fleet has no key.
     """
     try:
-        serves = isinstance(machine, ServerMachine)
-        if session is not None:
-            if message.incarnation != session.number:
-                return []
-            unseal(session.to_server if serves else session.to_robot, message)
         value = from_ros(message)
-        who = (peer,) if serves else ()
+        who = (peer,) if isinstance(machine, ServerMachine) else ()
         return handler(machine, value)(*who, value, time.monotonic())
     except StaleMessageError:
         return []
-    except (RemoteProtocolError, SealError) as error:
+    except RemoteProtocolError as error:
         logger.warning(f'dropped a message of {peer}: {error}', throttle_duration_sec=5.0)
         return None
 

@@ -21,9 +21,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         '%(default)s, reachable only from this machine; 0.0.0.0: all)')
     parser.add_argument('--port', type=_port, default=8765, metavar='N',
                         help='port to listen at (default: %(default)s; 0: any free port)')
-    parser.add_argument('--key', default='', metavar='FILE', help="the fleet's key, if it has one "
-                        '(default: FLEET_KEY); it proves the statuses of the server and enables the '
-                        'buttons')
+    parser.add_argument('--key', default='', metavar='FILE',
+                        help="the fleet's key, if it has one (default: FLEET_KEY); it proves the "
+                             'statuses of the server and enables the buttons')
     add_network_options(parser)
     parser.set_defaults(run=_run)
 

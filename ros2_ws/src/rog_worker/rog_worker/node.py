@@ -16,22 +16,19 @@ from typing import Any
 
 from fleet_env.emulated.stragglers import Pause
 from fleet_env.power.jetson import open_meter
+from fleet_link.errors import SealError
 from fleet_ros.alarm import Alarm
+from fleet_ros.channel import Channel
 from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
-from fleet_ros.receiving import subscribe
-from fleet_ros.sealing import seal
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
 from rog_core.errors import ConfigError, RogError, shown
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import (
-    Ack,
     Action,
-    Chunk,
     Compute,
-    End,
     Receipt,
     RegisterRequest,
     Send,
@@ -44,20 +41,13 @@ from rog_core.protocol.states import (
 from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
-    RowAck,
-    RowChunk,
-    TransferEnd,
-    TransferReceipt,
 )
 from rog_ros import qos
-from rog_ros.convert import (
-    payload_bytes,
-    to_ros,
-)
 from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order
 from rog_ros.signature import Signature, process_of
+from rog_ros.topics import WORKER
 from rog_tasks.sources import Source
 
 from .registration import Registration
@@ -130,15 +120,8 @@ class WorkerNode(ManagedNode):
 
     def _open_topics(self) -> None:
         """Make the topics, the timers, and the guard conditions that wake the ROS executor."""
-        self._out: dict[type, Any] = {
-            Chunk: self.create_publisher(RowChunk, 'push', qos.CHUNK),
-            Ack: self.create_publisher(RowAck, 'pull_ack', qos.CHUNK),
-            End: self.create_publisher(TransferEnd, 'push_end', qos.CHUNK)}
-        self._receipts = self.create_publisher(TransferReceipt, 'pull_receipt', qos.CHUNK)
-        subscribe(self, RowChunk, 'pull', self._on_message, qos.CHUNK)
-        subscribe(self, RowAck, 'push_ack', self._on_message, qos.CHUNK)
-        subscribe(self, TransferEnd, 'pull_end', self._on_message, qos.CHUNK)
-        subscribe(self, TransferReceipt, 'push_receipt', self._on_message, qos.CHUNK)
+        self.channel = Channel(self, WORKER, '', self._on_message, self._on_unproved, self.link,
+                               self._key is not None)
         self.create_subscription(FleetStatus, self.settings.server_namespace + '/fleet_status',
                                  self._on_fleet, qos.HEARTBEAT)
         self.registration = Registration(self, self._key)
@@ -266,7 +249,8 @@ class WorkerNode(ManagedNode):
 
     def _on_time(self) -> None:
         now = time.monotonic()
-        self.link.release(now)
+        self.channel.release(now)
+        self.channel.flush()
         if self.machine is not None:
             self.act(self.machine.on_time(now))
         else:
@@ -275,14 +259,16 @@ class WorkerNode(ManagedNode):
     def _on_message(self, message: Any) -> None:
         if self.machine is None or self.is_silent:
             return
-        session = self.registration.session
-        if self._key is not None and session is None:
-            return
-        actions = receive(self.machine, message, self.get_logger(), 'the server', session)
+        actions = receive(self.machine, message, self.get_logger(), 'the server')
         if actions is None:
             self.dropped += 1
         else:
             self.act(actions)
+
+    def _on_unproved(self, error: SealError) -> None:
+        self.dropped += 1
+        self.get_logger().warning(f'dropped a message of the server: {error}',
+                                  throttle_duration_sec=5.0)
 
     def _on_fleet(self, message: Any) -> None:
         now = time.monotonic()
@@ -371,9 +357,8 @@ class WorkerNode(ManagedNode):
     def _send(self, value: Any, now: float) -> None:
         if self.is_silent:
             return
-        publisher, session = self._out.get(type(value), self._receipts), self.registration.session
-        message = seal(session.to_server if session else None, to_ros(value))
-        self.link.send(payload_bytes(value), lambda: publisher.publish(message), now, lossy=True)
+        self.channel.send(value, now, lossy=True)
+        self.channel.flush()
 
     # -- status ---
 

@@ -102,6 +102,8 @@ class Registration:
                                                          response.incarnation)
             if former is None or former.number != self.session.number:
                 self.count = 0  # another server process starts its count at 0
+                node.channel.keep(self.session.to_server, self.session.to_robot,
+                                  self.session.number)
         node.act(node.machine.on_register_response(response, now))
 
     def _on_unproved(self, reason: str) -> None:

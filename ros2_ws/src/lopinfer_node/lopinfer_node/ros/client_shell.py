@@ -27,11 +27,11 @@ from fleet_env.settings.power_model import PowerModel
 from fleet_link.errors import SealError
 from fleet_link.seal import Caller, Session
 from fleet_ros.alarm import Alarm
+from fleet_ros.channel import Channel
 from fleet_ros.exposure import team_key
 from fleet_ros.middleware import other_middleware
-from fleet_ros.receiving import subscribe
 from fleet_ros.reminder import Reminder
-from fleet_ros.sealing import ServiceClient, seal, unseal
+from fleet_ros.sealing import ServiceClient, octets
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
@@ -58,13 +58,11 @@ from ..runtime.slow import slowed
 from ..runtime.store import UploadReply, UploadRequest, announce, send_model
 from ..runtime.wire import Ack, Piece
 from .convert import (
-    ack_of,
-    byte_array,
+    CLIENT,
     open_to_ros,
-    piece_of,
     plans_to_ros,
     reply_of,
-    to_ros,
+    value_of,
 )
 
 UPLOAD_LIMIT = 10.0  # maximum seconds for the upload of one part of the model
@@ -113,12 +111,10 @@ class Client:
         key = team_key(options.access)
         self._key = key and key.of_client(self.robot)
         caller = self._key and Caller(self._key.secret, self._key.robot, self.machine.incarnation)
-        self._session: Session | None = None    # None: there is no key, or no server yet
-        self._changed = threading.Condition()   # lock of `machine` and `_link`
+        self._changed = threading.Condition()   # lock of `machine` and `_channel`
         self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
-        self._link = options.link
-        # messages that have left the emulated link and must be published
-        self._ready: list[Piece | Ack] = []
+        self._channel = Channel(node, CLIENT, 'lopinfer/', self._on_message, self._on_unproved,
+                                options.link, self._key is not None)
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')
@@ -128,11 +124,7 @@ class Client:
         self._about: Any = None
         self._closing = False
         self._reminder = Reminder()             # repeats the message that there is no server
-        self._up = node.create_publisher(msg.Piece, 'lopinfer/up', qos.PIECE)
-        self._acks = node.create_publisher(msg.Ack, 'lopinfer/down_ack', qos.PIECE)
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
-        subscribe(node, msg.Piece, 'lopinfer/down', self._on_piece, qos.PIECE)
-        subscribe(node, msg.Ack, 'lopinfer/up_ack', self._on_ack, qos.PIECE)
         self._open, self._upload, self._set_plans = (
             ServiceClient(node, kind, f'{options.server}/{name}', caller, self._note_refusal)
             for kind, name in ((srv.Open, 'open'), (srv.Upload, 'upload'),
@@ -237,26 +229,14 @@ class Client:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def _on_piece(self, message: Any) -> None:
-        if self._opened(message):
-            self._step(lambda now: self.machine.on_piece(piece_of(message), now))
+    def _on_message(self, message: Any) -> None:
+        value = value_of(message)
+        on_value: Any = self.machine.on_piece if isinstance(value, Piece) else self.machine.on_ack
+        self._step(lambda now: on_value(value, now))
 
-    def _on_ack(self, message: Any) -> None:
-        if self._opened(message):
-            self._step(lambda now: self.machine.on_ack(ack_of(message), now))
-
-    def _opened(self, message: Any) -> bool:
-        """Open the seal of a message; return whether it may be used."""
-        session = self._session
-        if self._key is None or session is None:
-            return self._key is None
-        try:
-            unseal(session.to_robot, message)
-        except SealError as error:
-            self.machine.dropped['unproved'] += 1
-            self._note_refusal(f'dropped a message of the server: {error}')
-            return False
-        return True
+    def _on_unproved(self, error: SealError) -> None:
+        self.machine.dropped['unproved'] += 1
+        self._note_refusal(f'dropped a message of the server: {error}')
 
     def _note_refusal(self, reason: str) -> None:
         self.node.get_logger().warning(reason, throttle_duration_sec=5.0)
@@ -277,19 +257,14 @@ class Client:
             if self.machine.changed:
                 self.machine.changed = False
                 self._changed.notify_all()
-            ready = list(self._ready)
-            self._ready.clear()
-        for value in ready:
-            (self._up if isinstance(value, Piece) else self._acks).publish(
-                seal(self._session.to_server if self._session else None, to_ros(value)))
+        self._channel.flush()
 
     # -- actions ---------------------------------------------------------------------------------
 
     def _act(self, actions: Sequence[Action], now: float) -> None:
         for action in actions:
             if isinstance(action, (Piece, Ack)):
-                nbytes = len(action.data) if isinstance(action, Piece) else 0
-                self._link.send(nbytes, partial(self._ready.append, action), now)
+                self._channel.send(action, now)
             elif isinstance(action, CallOpen):
                 self._ask(self._open, self._open_request, self._on_opened, None)
             elif isinstance(action, CallSetPlans):
@@ -299,11 +274,11 @@ class Client:
                 self._jobs.submit(self._send_model)
             elif isinstance(action, MakePlans):
                 self._jobs.submit(self._make_plans, action)
-        self._link.release(now)
+        self._channel.release(now)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        self._alarm.set(min(self.machine.deadline, self._link.deadline))
+        self._alarm.set(min(self.machine.deadline, self._channel.deadline))
 
     def _ask(self, client: Any, request: Callable[[], Any], answer: Callable[[Any], None],
              about: Any) -> None:
@@ -351,8 +326,8 @@ class Client:
     def _on_opened(self, future: Any) -> None:
         def opened(reply: Any, now: float) -> list[Action]:
             if self._key is not None and reply.status == READY:
-                self._session = Session(self._key.secret, self.machine.incarnation,
-                                        reply.incarnation)
+                session = Session(self._key.secret, self.machine.incarnation, reply.incarnation)
+                self._channel.keep(session.to_server, session.to_robot, self.machine.incarnation)
             return self.machine.on_open(reply_of(reply), now)
         self._on_answer(future, opened)
         if self.machine.reason:
@@ -396,7 +371,7 @@ class Client:
         answer = self._upload.call(srv.Upload.Request(
             client=self.robot, incarnation=self.machine.incarnation, digest=request.digest,
             file=request.file, sha256=request.sha256, size=request.size, offset=request.offset,
-            data=byte_array(request.data)), timeout_sec=UPLOAD_LIMIT)
+            data=octets(request.data)), timeout_sec=UPLOAD_LIMIT)
         if answer is None:
             raise RemoteError('the server does not answer the upload')
         return UploadReply(answer.accepted, answer.reason, answer.received, answer.complete)

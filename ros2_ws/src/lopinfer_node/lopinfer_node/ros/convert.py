@@ -6,28 +6,24 @@ from array import array
 from typing import Any
 
 import numpy as np
+from fleet_ros.channel import Topics
+from fleet_ros.sealing import octets
 from lopinfer_msgs import msg, srv
 
+from .. import qos
 from ..runtime.services import OpenReply, OpenRequest, PlansRequest
-from ..runtime.wire import Ack, Buffer, Piece
+from ..runtime.wire import Ack, Piece
 
 _PIECE = ('incarnation', 'plan', 'packet', 'request', 'transfer', 'part', 'parts', 'bin', 'busy',
           'check')
 _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
 
 
-def byte_array(data: Buffer) -> array[int]:
-    """Return the bytes as an `array`, which rclpy accepts without a check of each element."""
-    made = array('B')
-    made.frombytes(data)
-    return made
-
-
 def to_ros(value: Piece | Ack) -> Any:
     """Convert a `Piece` or an `Ack` to a ROS message."""
     if isinstance(value, Ack):
         return msg.Ack(**{name: getattr(value, name) for name in _ACK})
-    return msg.Piece(data=byte_array(value.data),
+    return msg.Piece(data=octets(value.data),
                      **{name: getattr(value, name) for name in _PIECE})
 
 
@@ -40,6 +36,22 @@ def piece_of(message: Any) -> Piece:
 def ack_of(message: Any) -> Ack:
     """Convert a ROS message to an `Ack`."""
     return Ack(**{name: getattr(message, name) for name in _ACK})
+
+
+def payload(value: Piece | Ack) -> int:
+    """Return the bytes that a value takes on the emulated link."""
+    return len(value.data) if isinstance(value, Piece) else 0
+
+
+CLIENT = Topics({Piece: (msg.Piece, 'up'), Ack: (msg.Ack, 'down_ack')},
+                {msg.Piece: 'down', msg.Ack: 'up_ack'}, to_ros, payload, qos.PIECE)
+SERVER = Topics({Piece: (msg.Piece, 'down'), Ack: (msg.Ack, 'up_ack')},
+                {msg.Piece: 'up', msg.Ack: 'down_ack'}, to_ros, payload, qos.PIECE)
+
+
+def value_of(message: Any) -> Piece | Ack:
+    """Convert a ROS message to a `Piece` or an `Ack`."""
+    return piece_of(message) if isinstance(message, msg.Piece) else ack_of(message)
 
 
 def open_to_ros(request: OpenRequest) -> Any:
@@ -75,7 +87,7 @@ def plans_to_ros(request: PlansRequest) -> Any:
     """Convert a `PlansRequest` to a request of the ROS service `SetPlans`."""
     return srv.SetPlans.Request(
         client=request.client, incarnation=request.incarnation, digest=request.digest,
-        bins=byte_array(request.bins), own=array('i', request.own.tobytes()))
+        bins=octets(request.bins), own=array('i', request.own.tobytes()))
 
 
 def plans_of(message: Any) -> PlansRequest:

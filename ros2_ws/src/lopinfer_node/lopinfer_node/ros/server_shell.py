@@ -22,18 +22,18 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.errors import SealError
 from fleet_link.key import may_be
-from fleet_link.seal import Answerer, Call, Session
+from fleet_link.seal import Answerer, Call
 from fleet_ros.alarm import Alarm
+from fleet_ros.channel import Channel
 from fleet_ros.exposure import team_key
-from fleet_ros.receiving import subscribe
-from fleet_ros.sealing import seal, serve, unseal
-from lopinfer_msgs import msg, srv
+from fleet_ros.sealing import serve
+from lopinfer_msgs import srv
 from rclpy.node import Node
 
-from .. import qos
 from ..errors import LopinferError, ModelError, ProfileError
 from ..model.traced import Traced
-from ..planning.plan import SERVER, Plan
+from ..planning import plan as plans
+from ..planning.plan import Plan
 from ..runtime.measure import machine
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
@@ -53,8 +53,8 @@ from ..runtime.server import (
 from ..runtime.services import READY, PlansRequest, decode_plans, number
 from ..runtime.store import Store, UploadRequest
 from ..runtime.trial import Trial, Trier
-from ..runtime.wire import Ack, Piece
-from .convert import ack_of, open_of, piece_of, plans_of, reply_to_ros, to_ros
+from ..runtime.wire import Piece
+from .convert import SERVER, open_of, plans_of, reply_to_ros, value_of
 
 
 @dataclass
@@ -73,38 +73,6 @@ class ServerOptions:
     access: AccessConfig = field(default_factory=AccessConfig)
 
 
-class _Topics:
-    """Topics of one client, the emulated link to it, and the seals of its session."""
-
-    def __init__(self, server: Server, client: str, link: ShapedLink) -> None:
-        self.link, self.removed = link, False
-        self.session: Session | None = None   # None: there is no key
-        node = server.node
-        base = f'/{client}/lopinfer/' if client else '/lopinfer/'
-        self.down = node.create_publisher(msg.Piece, base + 'down', qos.PIECE)
-        self.acks = node.create_publisher(msg.Ack, base + 'up_ack', qos.PIECE)
-        self.subscriptions = [
-            subscribe(node, msg.Piece, base + 'up', partial(server.on_piece, client), qos.PIECE),
-            subscribe(node, msg.Ack, base + 'down_ack', partial(server.on_ack, client), qos.PIECE)]
-
-    def publish(self, value: Piece | Ack) -> None:
-        """Publish ``value`` on its topic; do nothing if the topics have been removed."""
-        try:
-            (self.down if isinstance(value, Piece) else self.acks).publish(
-                seal(self.session.to_robot if self.session else None, to_ros(value)))
-        except Exception:  # rclpy raises errors of several types if the publisher was destroyed
-            if not self.removed:
-                raise
-
-    def remove(self, node: Node) -> None:
-        """Remove the topics."""
-        self.removed = True
-        for publisher in (self.down, self.acks):
-            node.destroy_publisher(publisher)
-        for subscription in self.subscriptions:
-            node.destroy_subscription(subscription)
-
-
 class Server:
     """Serves models to robots; the caller must spin ``node``."""
 
@@ -115,13 +83,11 @@ class Server:
         self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits)
         key = team_key(options.access)
         self._answerer = key and Answerer(key.own().secret_of, self.machine.incarnation)
-        self._changed = threading.Condition()   # lock of `machine` and `_topics`
+        self._changed = threading.Condition()   # lock of `machine` and `_channels`
         self._models: dict[str, Traced] = {}
-        self._topics: dict[str, _Topics] = {}
+        self._channels: dict[str, Channel] = {}
         # maps a client to its plan table that is not prepared yet
         self._tables: dict[str, PlansRequest] = {}
-        # messages that have left the emulated link and must be published
-        self._ready: list[tuple[_Topics, Piece | Ack]] = []
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
@@ -183,10 +149,9 @@ class Server:
             reply, actions = self.machine.on_open(open_of(request), time.monotonic())
             self._act(actions)
             if call is not None and self._answerer is not None and reply.status == READY:
-                topics = self._topics[request.client]
                 session = self._answerer.session(call, reply.incarnation)
-                if topics.session is None or topics.session.number != session.number:
-                    topics.session = session
+                self._channels[request.client].keep(session.to_robot, session.to_server,
+                                                    request.incarnation)
         return reply_to_ros(reply, response)
 
     def _on_upload(self, request: Any, response: Any, _: Call | None) -> Any:
@@ -215,30 +180,14 @@ class Server:
 
     # -- messages and time -----------------------------------------------------------------------
 
-    def on_piece(self, client: str, message: Any) -> None:
-        """Handle a piece from a client's topic."""
-        if self._opened(client, message):
-            self._step(lambda now: self.machine.on_piece(client, piece_of(message), now))
+    def _on_message(self, client: str, message: Any) -> None:
+        value = value_of(message)
+        on_value: Any = self.machine.on_piece if isinstance(value, Piece) else self.machine.on_ack
+        self._step(lambda now: on_value(client, value, now))
 
-    def on_ack(self, client: str, message: Any) -> None:
-        """Handle an acknowledgement from a client's topic."""
-        if self._opened(client, message):
-            self._step(lambda now: self.machine.on_ack(client, ack_of(message), now))
-
-    def _opened(self, client: str, message: Any) -> bool:
-        """Open the seal of a message; return whether it may be used."""
-        if self._answerer is None:
-            return True
-        topics = self._topics.get(client)
-        if topics is None or topics.session is None:
-            return False
-        try:
-            unseal(topics.session.to_server, message)
-        except SealError as error:
-            self.machine.dropped['unproved'] += 1
-            self._note_refusal(f'dropped a message of {client}: {error}')
-            return False
-        return True
+    def _on_unproved(self, client: str, error: SealError) -> None:
+        self.machine.dropped['unproved'] += 1
+        self._note_refusal(f'dropped a message of {client}: {error}')
 
     def _on_time(self) -> None:
         self._step(self.machine.on_time)
@@ -254,10 +203,9 @@ class Server:
             if self.machine.changed:
                 self.machine.changed = False
                 self._changed.notify_all()
-            ready = list(self._ready)
-            self._ready.clear()
-        for topics, value in ready:
-            topics.publish(value)
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.flush()
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -265,12 +213,17 @@ class Server:
         now = time.monotonic()
         for action in actions:
             if isinstance(action, Send):
-                self._send(action, now)
+                if action.client in self._channels:
+                    self._channels[action.client].send(action.message, now)
             elif isinstance(action, Join):
-                self._topics[action.client] = _Topics(self, action.client, self.options.link())
+                client = action.client
+                self._channels[client] = Channel(
+                    self.node, SERVER, f'/{client}/lopinfer/', partial(self._on_message, client),
+                    partial(self._on_unproved, client), self.options.link(),
+                    self._answerer is not None)
                 self.node.get_logger().info(f'{action.client} joins')
             elif isinstance(action, Leave):
-                self._topics.pop(action.client).remove(self.node)
+                self._channels.pop(action.client).close()
                 self._tables.pop(action.client, None)
                 self.node.get_logger().info(f'{action.client} has gone')
             elif isinstance(action, Prepare):
@@ -282,16 +235,10 @@ class Server:
                 self._tables[client] = action.request
             elif isinstance(action, Unload):
                 self._models.pop(action.digest, None)
-        for topics in self._topics.values():
-            topics.link.release(now)
+        for channel in self._channels.values():
+            channel.release(now)
         self._alarm.set(min([self.machine.deadline,
-                             *(t.link.deadline for t in self._topics.values())]))
-
-    def _send(self, action: Send, now: float) -> None:
-        topics, value = self._topics.get(action.client), action.message
-        if topics is not None:
-            nbytes = len(value.data) if isinstance(value, Piece) else 0
-            topics.link.send(nbytes, partial(self._ready.append, (topics, value)), now)
+                             *(channel.deadline for channel in self._channels.values())]))
 
     # -- long tasks ------------------------------------------------------------------------------
 
@@ -388,7 +335,7 @@ def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | 
     for own in decode_plans(request.bins, request.own, len(traced.graph)):
         plan = Plan(traced.graph, own)
         if plan not in prepared:
-            program = Program(traced, plan, SERVER)
-            prepared[plan] = Prepared(plan, recorded(program, SERVER, recording))
+            program = Program(traced, plan, plans.SERVER)
+            prepared[plan] = Prepared(plan, recorded(program, plans.SERVER, recording))
         table.append(prepared[plan])
     return table

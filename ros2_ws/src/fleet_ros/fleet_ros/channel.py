@@ -1,0 +1,138 @@
+"""The topics between two nodes, as one side sees them, with the emulated link and the seals.
+
+All parts send their bulk data in this way: over best-effort topics of the part's own message types,
+numbered and repeated by `fleet_link.link`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_link.errors import SealError
+from fleet_link.seal import Seal
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+
+from .receiving import Receiving, subscribe
+from .sealing import seal, unseal
+
+
+@dataclass(frozen=True)
+class Topics:
+    """What one side sends and receives.
+
+    ``sends``: class of a value -> (type of its message, topic). ``takes``: type of a message ->
+    topic. ``to_ros(value)``: returns the message. ``payload(value)``: returns the bytes that it
+    takes on the emulated link.
+    """
+
+    sends: Mapping[type, tuple[Any, str]]
+    takes: Mapping[Any, str]
+    to_ros: Callable[[Any], Any]
+    payload: Callable[[Any], int]
+    profile: QoSProfile
+
+
+class Channel:
+    """Sends values to a peer, and receives its messages.
+
+    ``base``: beginning of the topics' names. ``take(message)``: called for each message of the
+    peer, whose seal is open. ``refused(error)``: called for each message whose seal our key does
+    not open. ``link``: emulates a link; by default there is only the real one. ``keyed``: whether
+    nothing is sent or taken before `keep`. ``apart``: receive in a thread of its own, see
+    `Receiving`.
+    """
+
+    def __init__(self, node: Node, topics: Topics, base: str, take: Callable[[Any], None],
+                 refused: Callable[[SealError], None], link: ShapedLink | None = None,
+                 keyed: bool = False, apart: bool = False) -> None:
+        self.link = link or ShapedLink()
+        self._node, self._topics, self._take, self._refused = node, topics, take, refused
+        self._keyed = keyed
+        self._seals: tuple[Seal, Seal] | None = None     # of what is sent, and of what comes
+        self._session = 0
+        self._ready: deque[tuple[Any, Any]] = deque()  # (publisher, message) that left the link
+        self._closed = False
+        self.publishers = {kind: node.create_publisher(message, base + topic, topics.profile)
+                           for kind, (message, topic) in topics.sends.items()}
+        names = {base + topic: (kind, self._on_message) for kind, topic in topics.takes.items()}
+        self._receiving = Receiving(node, names, topics.profile) if apart else None
+        self._subscriptions = [] if apart else [
+            subscribe(node, kind, name, take, topics.profile)
+            for name, (kind, take) in names.items()]
+
+    def keep(self, sends: Seal, takes: Seal, session: int) -> None:
+        """Seal what is sent, and take only what the peer has sealed, from now on.
+
+        ``session``: number that the peer's messages carry; messages of a former session are dropped
+        without a word.
+        """
+        self._seals, self._session = (sends, takes), session
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether something can be sent: there is no key, or a session."""
+        return self._seals is not None or not self._keyed
+
+    def send(self, value: Any, now: float, lossy: bool = False) -> None:
+        """Send a value over the emulated link; `flush` publishes it.
+
+        ``lossy``: see `ShapedLink`.
+        """
+        self.link.send(self._topics.payload(value), partial(self._leave, value), now, lossy)
+
+    def _leave(self, value: Any) -> None:
+        if self.is_open:
+            message = seal(self._seals and self._seals[0], self._topics.to_ros(value))
+            self._ready.append((self.publishers[type(value)], message))
+
+    def release(self, now: float) -> None:
+        """Let go what has left the emulated link by ``now``; call it at `deadline`."""
+        self.link.release(now)
+
+    @property
+    def deadline(self) -> float:
+        """Return the time of the next `release`; infinity: there is nothing to send."""
+        return self.link.deadline
+
+    def flush(self) -> None:
+        """Publish what has left the emulated link; this may block, so hold no lock."""
+        while True:
+            try:
+                publisher, message = self._ready.popleft()
+            except IndexError:   # another thread may have taken the last one
+                return
+            try:
+                publisher.publish(message)
+            except Exception:  # rclpy raises errors of several types if the publisher was destroyed
+                if not self._closed:
+                    raise
+
+    def _on_message(self, message: Any) -> None:
+        seals = self._seals
+        if seals is not None:
+            if message.incarnation != self._session:
+                return
+            try:
+                unseal(seals[1], message)
+            except SealError as error:
+                self._refused(error)
+                return
+        elif self._keyed:
+            return
+        self._take(message)
+
+    def close(self) -> None:
+        """Remove the topics; do not call this from a callback if they are received apart."""
+        self._closed = True
+        if self._receiving is not None:
+            self._receiving.close()
+        for publisher in self.publishers.values():
+            self._node.destroy_publisher(publisher)
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
