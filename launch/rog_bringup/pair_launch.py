@@ -22,7 +22,7 @@ from rog_bringup.arguments import (
 )
 from rog_bringup.ending import TIMES, Ending
 
-_SHARED = ('link.', 'link_epoch')  # prefixes of parameters that must be equal on both sides
+_SHARED = ('link.', 'link_epoch', 'security.')  # prefixes of parameters with one argument
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pair:
         """Return parameter -> launch argument of one side, ``server`` or ``robot``.
 
         If both sides have a parameter, the server's argument is called ``server_...``; the
-        parameters of the link have one argument for both sides.
+        parameters of the link and of the key have one argument for both sides.
         """
         robots = arguments(self.robot_settings)
         if side == 'robot':

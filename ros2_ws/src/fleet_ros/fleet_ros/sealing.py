@@ -1,8 +1,8 @@
 """Seals ROS messages and calls of services with the key of a team (`fleet_link.seal`).
 
 A message whose type has a field ``tag`` stays readable: the tag proves all its other fields. A
-message without it has a ``packet`` number, and its last field is encrypted; the fields before are
-proved with it. A call and its answer are encrypted whole, in the field ``sealed`` of a request and
+message without it has a ``packet`` number; its field ``values`` or ``data`` is encrypted, and the
+other fields are proved with it. A call and its answer are encrypted whole, in the field ``sealed`` of a request and
 a response that are empty otherwise.
 """
 
@@ -87,8 +87,9 @@ def _form(kind: Any) -> _Form:
         return _Form('', canonical, lambda message: b'')
     names = [name for name in _NONCE if name in fields]
     pack, get = struct.Struct(f'<{len(names)}I{NONCE - 4 * len(names)}x').pack, attrgetter(*names)
-    parts = _parts(kind, fields[-1])
-    return _Form(fields[-1], lambda m: b''.join([part(m) for part in parts]),
+    content = 'values' if 'values' in fields else 'data'
+    parts = _parts(kind, content)
+    return _Form(content, lambda m: b''.join([part(m) for part in parts]),
                  lambda m: pack(*get(m)))
 
 

@@ -24,6 +24,7 @@ from fleet_env.settings.fleet_file import (
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
 from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
 from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
+from fleet_ros.exposure import FLEET_KEY
 from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
 from rog_tasks.errors import TaskFailed
@@ -57,8 +58,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                           'descriptions')
     show.add_argument('fleet', help=FLEET)
     show.set_defaults(run=_show)
-    env = sub.add_parser('env', help='print the variables of DDS with which ros2 and other '
-                         'programs meet the fleet: eval "$(rog fleet env FLEET)"')
+    env = sub.add_parser('env', help='print the variables of DDS, and of the key, with which '
+                         'ros2 and other programs meet the fleet: eval "$(rog fleet env FLEET)"')
     env.add_argument('fleet', help=FLEET)
     env.add_argument('--profile', choices=sorted(PROFILES), help='print the profile of one DDS, '
                      'for the file named in CYCLONEDDS_URI=file://... or '
@@ -71,8 +72,10 @@ PROFILES = {'cyclone': cyclone_profile, 'fastdds': fastdds_profile,
 
 
 def _env(options: argparse.Namespace) -> int:
-    network = load_fleet(options.fleet, [FLEETS]).network
-    variables = dds_environment(network)
+    fleet = load_fleet(options.fleet, [FLEETS])
+    network, variables = fleet.network, dds_environment(fleet.network)
+    if fleet.security.key:
+        variables[FLEET_KEY] = fleet.security.key
     if options.profile:
         print(PROFILES[options.profile](network))
         return 0
