@@ -36,19 +36,18 @@ from fleet_ros.receiving import Receiving
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
-from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
 
 from ..protocol import qos
 from ..protocol.allow import operators_digest
-from ..protocol.convert import frame_of, to_ros
+from ..protocol.convert import ack_of, frame_of, to_ros
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
 from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, SendFrame
 from ..protocol.names import MAX_NAME, graph_name
-from ..protocol.stream import Frame, Receiver, Sender
+from ..protocol.stream import Receiver, Sender
 from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
@@ -109,7 +108,9 @@ class Link(Port):
         self._inbox: deque[bytes] = deque()
         # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        self._changed = threading.RLock()      # protects `sender`, `receiver` and `_link`
+        self._changed = threading.RLock()      # protects `sender`, `receiver`, `_link`, `_rings`
+        self._rings = math.inf               # time of the next alarm
+        self._answered = threading.Event()   # whether the server has said that the session is over
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
         self._receiving: Receiving | None = None
@@ -226,13 +227,18 @@ class Link(Port):
         """Tell the server that this program ends, and release the node's resources."""
         if not self._context.ok():
             return
-        if not self.lost:
-            end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
-            self._acks.publish(to_ros(end))
-            self._acks.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         with self._changed:
+            lost = self.lost
             self._fail(ENDS)
+        end = time.monotonic() + qos.LAST_WORDS
+        while not lost and not self._answered.is_set() and time.monotonic() < end \
+                and self._acks.get_subscription_count():
+            self._say_end()
+            self._answered.wait(qos.AGAIN)
         self._made.close()
+
+    def _say_end(self) -> None:
+        self._acks.publish(to_ros(SendAck('', self._incarnation, None, 'it ends')))
 
     def _stop_receiving(self) -> None:
         if self._receiving is not None:
@@ -329,50 +335,65 @@ class Link(Port):
     # -- frames ----------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        for frame in self.sender.poll():
-            self._publish(frame)
+        if self.lost:
+            return
+        now = time.monotonic()
+        for frame in self.sender.poll(now):
+            self._send(len(frame.data), self._up, SendFrame('', self._incarnation, frame), now)
+        # A later deadline does not move the alarm, since nearly every event has one: an alarm that
+        # rings too early costs less.
+        if (deadline := min(self.sender.deadline, self._link.deadline)) < self._rings:
+            self._rings = deadline
+            self._alarm.set(deadline)
 
-    def _publish(self, frame: Frame) -> None:
-        message = to_ros(SendFrame('', self._incarnation, frame))
-        self._link.send(len(frame.data), partial(self._up.publish, message), time.monotonic())
-        self._alarm.set(self._link.deadline)
+    def _send(self, nbytes: int, publisher: Any, action: SendFrame | SendAck, now: float) -> None:
+        self._link.send(nbytes, partial(publisher.publish, to_ros(action)), now, lossy=True)
 
     def _on_frame(self, message: Any) -> None:
-        if message.incarnation != self._incarnation:
+        if message.incarnation != self._incarnation or self.lost:
             return
         with self._changed:
-            self._heard = time.monotonic()
+            now = self._heard = time.monotonic()
+            self.sender.on_heard(now)
             try:
-                complete, acknowledge = self.receiver.take(frame_of(message))
+                messages = self.receiver.take(frame_of(message), now)
             except RrtoError as error:
                 self._fail(str(error))
                 return
-            if complete is not None:
+            for complete in messages:
                 self._inbox.append(complete)
                 self._arrived.put(None)
-            if acknowledge:
-                ack = to_ros(SendAck('', self._incarnation, self.receiver.next))
-                self._link.send(0, partial(self._acks.publish, ack), time.monotonic())
-                self._alarm.set(self._link.deadline)
+            self._send(0, self._acks, SendAck('', self._incarnation, self.receiver.ack()), now)
+            self._poll()
 
     def _on_ack(self, message: Any) -> None:
         if message.incarnation != self._incarnation:
             return
         with self._changed:
-            self._heard = time.monotonic()
+            now = self._heard = time.monotonic()
             if message.error:
-                self._told = message.error if message.error != SILENT else ''
+                self._answered.set()
+                if self.lost != ENDS:
+                    self._say_end()   # so the server need not say it again
+                if not self.lost and message.error != SILENT:
+                    self._told = message.error
                 self._fail(message.error)
+            if self.lost:
                 return
-            self.sender.on_ack(message.number)
+            try:
+                self.sender.on_ack(ack_of(message), now)
+            except RrtoError as error:
+                self._fail(str(error))
+                return
             self._poll()
 
     # -- time ------------------------------------------------------------------------------------
 
     def _on_alarm(self) -> None:
         with self._changed:
+            self._rings = math.inf
             self._link.release(time.monotonic())
-            self._alarm.set(self._link.deadline)
+            self._poll()
 
     def _on_timer(self) -> None:
         now = time.monotonic()
@@ -380,7 +401,10 @@ class Link(Port):
         self._look_at_silence()
         with self._changed:
             if not self.lost:
-                self._publish(self.sender.ping())
+                now = time.monotonic()
+                ping = self.sender.ping(now)
+                self._send(0, self._up, SendFrame('', self._incarnation, ping), now)
+                self._poll()
         self._report()
 
     def _look_at_silence(self) -> None:
