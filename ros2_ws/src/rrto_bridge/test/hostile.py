@@ -206,7 +206,8 @@ class Session:
                 self.error = self.error or str(error)
                 return
             self.replies += sum(len(decode(data)) == 3 for data in complete)
-            self.acks.publish(to_ros(SendAck('', self.incarnation, self.receiver.ack())))
+            ack = self.receiver.ack(time.monotonic())
+            self.acks.publish(to_ros(SendAck('', self.incarnation, ack)))
             self.changed.notify_all()
 
     def on_ack(self, message):

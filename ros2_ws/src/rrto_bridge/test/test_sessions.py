@@ -19,11 +19,7 @@ from rrto_bridge.protocol.tensors import pack, unpack
 from rrto_bridge.server.machine import Begin, Ending, Kill, Leave, Limits, ServerMachine
 from rrto_bridge.server.session import QUEUE, QUEUED, End, SessionMachine
 
-NOTHING = Ack(0, 0, 0.0, 0, 0)
-
-
-def ping(packet):
-    return Frame(packet, 0, False, b'')
+NOTHING = Ack(0, 0, 0.0, 0.0, 0, 0)
 
 
 class Program:
@@ -48,6 +44,11 @@ class Program:
             self.now += 1e-4
             for frame in [] if actions else self.sender.poll(self.now):
                 actions += self.session.on_frame(1, frame, self.now)
+            due = self.session.deadline <= self.now   # as after a ping
+            if not actions and (due or not self.sender.link.quiet):
+                self.now = max(self.now, min(self.session.deadline, self.sender.deadline))
+                actions += self.session.on_time(self.now)
+                continue
             if not actions:
                 return
             action = actions.popleft()
@@ -56,7 +57,7 @@ class Program:
             elif isinstance(action, SendFrame):
                 for message in self.receiver.take(action.frame, self.now):
                     self.machine.on_message(message)
-                actions += self.session.on_ack(1, self.receiver.ack(), '', self.now)
+                actions += self.session.on_ack(1, self.receiver.ack(self.now), '', self.now)
             elif action.error:
                 self.error = self.error or action.error
             else:
@@ -72,7 +73,7 @@ class Program:
                 self.take(self.session.on_reply(reply, self.now))
         except RemoteError as wrong:
             return self.session.fail(str(wrong))
-        return self.session.on_done()
+        return self.session.on_done(self.now)
 
     def wait(self, ticket):
         for message in self.machine.outgoing():
@@ -110,7 +111,9 @@ def test_large_messages_and_replies_come_through():
 
 def test_a_silent_program_is_forgotten_after_the_lease():
     session = SessionMachine('a', 1, Limits(lease=5.0), 0.0)
-    session.on_frame(1, ping(0), 1.0)
+    session.on_frame(1, Frame(0, 0, False, b''), 1.0)
+    answer, = session.on_time(session.deadline)
+    assert answer.ack.packet == 0 and answer.ack.number == 0
     assert session.deadline == 6.0 and session.on_time(5.9) == []
     told, end = session.on_time(6.0)
     assert told.error == end.reason == 'it was silent for too long'
@@ -164,7 +167,7 @@ def test_a_flood_of_messages_is_held_back():
     done = 0
     while program.session.work() is not None:
         done += 1
-        program.take(program.session.on_done())
+        program.take(program.session.on_done(program.now))
     assert done == 2000
 
 
@@ -174,7 +177,7 @@ def test_a_program_that_missed_the_new_limit_is_told_it_again():
         program.send(b'N')
     sent = program.sender.next
     while program.session.work() is not None:
-        program.session.on_done()   # these acknowledgements are lost
+        program.session.on_done(program.now)   # these acknowledgements are lost
     program.now = program.sender.deadline
     program.take(())
     assert program.sender.next > sent
@@ -242,8 +245,9 @@ def test_who_does_not_take_its_replies_is_not_executed_further():
     now = 0.0
     while frames and session.work() is None:
         now += 1e-3
-        receiver.take(frames.pop(0).frame, now)
-        frames += session.on_ack(1, receiver.ack(), '', now)
+        if isinstance(action := frames.pop(0), SendFrame):
+            receiver.take(action.frame, now)
+        frames += session.on_ack(1, receiver.ack(now), '', now)
     assert frames and receiver.bytes < MOST_BYTES
 
 

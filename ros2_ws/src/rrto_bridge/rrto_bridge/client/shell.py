@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,9 +45,9 @@ from ..protocol.allow import operators_digest
 from ..protocol.convert import ack_of, frame_of, to_ros
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
-from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, SendFrame
+from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, sending
 from ..protocol.names import MAX_NAME, graph_name
-from ..protocol.stream import Receiver, Sender
+from ..protocol.stream import Ack, Frame, Stream
 from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
@@ -102,13 +102,13 @@ class Link(Port):
         self.lost = ''                       # reason why the link has ended; '' while it has not
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
-        self.sender, self.receiver = Sender(), Receiver(MESSAGE)
+        self.stream = Stream(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
         # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        self._changed = threading.RLock()      # protects `sender`, `receiver`, `_link`, `_rings`
+        self._changed = threading.RLock()      # protects `stream`, `_link` and `_rings`
         self._rings = math.inf               # time of the next alarm
         self._answered = threading.Event()   # whether the server has said that the session is over
         self._heard = self._flushed = self._looked = time.monotonic()
@@ -329,7 +329,7 @@ class Link(Port):
                 return
             self._flushed = time.monotonic()
             for message in messages:
-                self.sender.offer(message)
+                self.stream.sender.offer(message)
             self._poll()
 
     # -- frames ----------------------------------------------------------------------------------
@@ -338,32 +338,33 @@ class Link(Port):
         if self.lost:
             return
         now = time.monotonic()
-        for frame in self.sender.poll(now):
-            self._send(len(frame.data), self._up, SendFrame('', self._incarnation, frame), now)
+        self._send(self.stream.poll(now), now)
         # A later deadline does not move the alarm, since nearly every event has one: an alarm that
         # rings too early costs less.
-        if (deadline := min(self.sender.deadline, self._link.deadline)) < self._rings:
+        if (deadline := min(self.stream.deadline, self._link.deadline)) < self._rings:
             self._rings = deadline
             self._alarm.set(deadline)
 
-    def _send(self, nbytes: int, publisher: Any, action: SendFrame | SendAck, now: float) -> None:
-        self._link.send(nbytes, partial(publisher.publish, to_ros(action)), now, lossy=True)
+    def _send(self, packets: Sequence[Frame | Ack], now: float) -> None:
+        for packet in packets:
+            publisher, size = (self._acks, 0) if isinstance(packet, Ack) else (
+                self._up, len(packet.data))
+            message = to_ros(sending(packet, '', self._incarnation))
+            self._link.send(size, partial(publisher.publish, message), now, lossy=True)
 
     def _on_frame(self, message: Any) -> None:
         if message.incarnation != self._incarnation or self.lost:
             return
         with self._changed:
             now = self._heard = time.monotonic()
-            self.sender.on_heard(now)
             try:
-                messages = self.receiver.take(frame_of(message), now)
+                messages = self.stream.take(frame_of(message), now)
             except RrtoError as error:
                 self._fail(str(error))
                 return
             for complete in messages:
                 self._inbox.append(complete)
                 self._arrived.put(None)
-            self._send(0, self._acks, SendAck('', self._incarnation, self.receiver.ack()), now)
             self._poll()
 
     def _on_ack(self, message: Any) -> None:
@@ -381,7 +382,7 @@ class Link(Port):
             if self.lost:
                 return
             try:
-                self.sender.on_ack(ack_of(message), now)
+                self.stream.sender.on_ack(ack_of(message), now)
             except RrtoError as error:
                 self._fail(str(error))
                 return
@@ -401,9 +402,7 @@ class Link(Port):
         self._look_at_silence()
         with self._changed:
             if not self.lost:
-                now = time.monotonic()
-                ping = self.sender.ping(now)
-                self._send(0, self._up, SendFrame('', self._incarnation, ping), now)
+                self._send([self.stream.sender.ping(now)], now)
                 self._poll()
         self._report()
 
@@ -426,7 +425,7 @@ class Link(Port):
         message = msg.BridgeStatus(
             server=self.server, mode=self.mode, state='lost' if self.lost else 'connected',
             reason=self.lost, calls=machine.calls, round_trips=machine.round_trips,
-            bytes_up=self.sender.bytes, bytes_down=self.receiver.bytes)
+            bytes_up=self.stream.sender.bytes, bytes_down=self.stream.receiver.bytes)
         if engine is not None:
             message.inferences, message.sequences = engine.inferences, engine.sequences
             message.round_trips_last = engine.last

@@ -18,17 +18,18 @@ def frame_of(message: Any) -> Frame:
 
 def ack_of(message: Any) -> Ack:
     """Return the `Ack` that a ROS message contains."""
-    return Ack(message.packet, message.mask, message.arrived, message.number, message.limit)
+    return Ack(message.packet, message.mask, message.arrived, message.held, message.number,
+               message.limit)
 
 
 def to_ros(action: SendFrame | SendAck) -> Any:
     """Return the ROS message for a `SendFrame` or a `SendAck`."""
     if isinstance(action, SendAck):
-        message = msg.Ack(incarnation=action.incarnation, error=action.error)
-        if (ack := action.ack) is not None:
-            message.packet, message.mask, message.arrived = ack.packet, ack.mask, ack.arrived
-            message.number, message.limit = ack.number, ack.limit
-        return message
+        if (ack := action.ack) is None:
+            return msg.Ack(incarnation=action.incarnation, error=action.error)
+        return msg.Ack(incarnation=action.incarnation, packet=ack.packet, mask=ack.mask,
+                       arrived=ack.arrived, held=ack.held, number=ack.number, limit=ack.limit,
+                       error=action.error)
     frame = action.frame
     data = array.array('B')
     data.frombytes(frame.data)   # faster than array('B', frame.data), which copies byte by byte

@@ -43,3 +43,10 @@ class SendAck:
     incarnation: int
     ack: Ack | None
     error: str = ''
+
+
+def sending(packet: Frame | Ack, program: str, incarnation: int) -> SendFrame | SendAck:
+    """Return the action that sends what `Stream.poll` has returned."""
+    if isinstance(packet, Ack):
+        return SendAck(program, incarnation, packet)
+    return SendFrame(program, incarnation, packet)

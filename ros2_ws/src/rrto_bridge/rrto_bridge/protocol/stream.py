@@ -3,7 +3,8 @@
 A `Sender` splits messages into frames. Each frame has a `number`, its position in the stream, and
 each transmission of a frame has a packet number. `fleet_link.link.Link` decides when a packet may
 be sent, and which packets are lost; the sender sends their frames again. A `Receiver` joins the
-frames to messages, in order, and says how far the sender may go: its `limit`.
+frames to messages, in order, and says how far the sender may go: its `limit`. A `Stream` is both,
+one end of a session.
 
 Topics are best effort, because a reliable queue of the middleware would fill a slow link with
 requests and repetitions of its own.
@@ -35,6 +36,10 @@ MOST_BYTES = 4 << 20
 # on the air. A short frame is soon replaced if it is lost.
 FRAME_TIME, LEAST = 0.003, 1300
 HEADERS = 120     # bytes on the link for each packet besides the data, about
+# An acknowledgement may wait so many seconds for more packets, which is less than a time-out of the
+# link allows for, and for at most `PAIR` packets. A packet that does not complete a message counts
+# as half of them: a long message keeps the link busy, whose rate the sender wants to know.
+HOLD, PAIR = 0.01, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Frame:
 class Ack(arrivals.Ack):
     """The fields of rrto_msgs/Ack without the incarnation and the error."""
 
+    held: float
     number: int
     limit: int
 
@@ -100,11 +106,13 @@ class Sender:
         """
         number = expanded(ack.number, self._taken)
         limit = expanded(ack.limit, number)
-        if not (0 <= number <= self.next and number <= limit <= number + WINDOW):
+        if not (0 <= number <= self.next and number <= limit <= number + WINDOW and ack.held >= 0):
             raise RemoteError(f'of {self.next} frames, {number} cannot have been taken, with '
-                              f'{limit} as the limit')
+                              f'{limit} as the limit, {ack.held} s before')
         try:
-            arrived, lost = self.link.on_ack(ack, now)
+            # Not the whole time, because the link counts its time-out from here, too. More than
+            # `HOLD` are held only if earlier acknowledgements are lost.
+            arrived, lost = self.link.on_ack(ack, now - min(ack.held, self.link.timeout / 2))
         except PeerError as error:
             raise RemoteError(str(error)) from None
         for part in arrived:
@@ -130,6 +138,11 @@ class Sender:
     def on_heard(self, now: float) -> None:
         """Handle any other message of the peer: the link may be back after an outage."""
         self.link.on_heard(now)
+
+    @property
+    def busy(self) -> bool:
+        """Whether frames wait to be sent."""
+        return bool(self._messages or self._lost)
 
     def poll(self, now: float) -> list[Frame]:
         """Return the frames to send now."""
@@ -212,7 +225,9 @@ class Receiver:
         self.next = 0            # number of the first frame that is missing
         self.limit = WINDOW      # frames from this number on are refused
         self.bytes = 0
+        self.due = math.inf      # time at which to send `ack` at the latest
         self._arrivals = Arrivals()
+        self._unanswered = 0     # packets that wait for an acknowledgement, see `PAIR`
         self._newest = 0, 0, 0.0  # packet, mask and arrival of the newest packet
         self._early: dict[int, tuple[Any, bool]] = {}   # data and `last` of frames after a gap
         self._parts: list[Any] = []
@@ -224,7 +239,7 @@ class Receiver:
         return self.limit - self.next
 
     def take(self, frame: Frame, now: float) -> list[bytes]:
-        """Process a frame; return the messages that are complete now. Then send `ack`.
+        """Process a frame; return the messages that are complete now. Send `ack` when it is `due`.
 
         Raises RemoteError if no sender sends such a frame, or the message is too long.
         """
@@ -237,9 +252,15 @@ class Receiver:
             raise RemoteError(f'it sent frame {number}, but was allowed only frames below '
                               f'{self.limit}')
         self._newest = frame.packet, self._arrivals.note(frame.packet), now
+        in_order = number == self.next
+        self._unanswered += 1 if frame.last else PAIR // 2
+        if ping or not in_order or self._unanswered >= PAIR:
+            self.due = now   # out of order: the sender must hear of a loss
+        else:
+            self.due = min(self.due, now + HOLD)
         if not ping and number >= self.next:
             self._early.setdefault(number, (frame.data, frame.last))
-        return self._complete() if number == self.next else []
+        return self._complete() if in_order else []
 
     def _complete(self) -> list[bytes]:
         messages = []
@@ -256,11 +277,49 @@ class Receiver:
                 self._parts, self._size = [], 0
         return messages
 
-    def ack(self, more: bool = True) -> Ack:
+    def ack(self, now: float, more: bool = True) -> Ack:
         """Return the acknowledgement of the newest packet.
 
         `more`: whether the sender may go on; otherwise the limit stays what it is.
         """
         if more:
             self.limit = self.next + WINDOW
-        return Ack(*self._newest, self.next % WIRE, self.limit % WIRE)
+        self.due, self._unanswered = math.inf, 0
+        packet, mask, arrived = self._newest
+        return Ack(packet, mask, arrived, max(0.0, now - arrived), self.next % WIRE,
+                   self.limit % WIRE)
+
+
+class Stream:
+    """One end of a session: a sender and a receiver.
+
+    Call `poll` after `take`, after every method of `sender`, and at `deadline`; it returns what to
+    send. `more`: whether the peer may go on; otherwise its limit stays what it is.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.sender, self.receiver = Sender(), Receiver(most)
+        self.more = True
+
+    def take(self, frame: Frame, now: float) -> list[bytes]:
+        """Process a frame of the peer; return the messages that are complete now.
+
+        Raises RemoteError for a frame that no peer sends.
+        """
+        messages = self.receiver.take(frame, now)
+        self.sender.on_heard(now)
+        return messages
+
+    def poll(self, now: float) -> list[Frame | Ack]:
+        """Return the frames and the acknowledgement to send now."""
+        if now < self.deadline and not self.sender.busy:
+            return []    # the usual case after `take`
+        packets: list[Frame | Ack] = [*self.sender.poll(now)]
+        if now >= self.receiver.due:
+            packets.append(self.receiver.ack(now, self.more))
+        return packets
+
+    @property
+    def deadline(self) -> float:
+        """Time at which `poll` must be called if nothing happens before; infinity: never."""
+        return min(self.sender.deadline, self.receiver.due)

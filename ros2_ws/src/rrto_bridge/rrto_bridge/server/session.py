@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from ..protocol.errors import RrtoError
-from ..protocol.messages import SILENT, SendAck, SendFrame
-from ..protocol.stream import WINDOW, Ack, Frame, Receiver, Sender
+from ..protocol.messages import SILENT, SendAck, SendFrame, sending
+from ..protocol.stream import WINDOW, Ack, Frame, Stream
 from .machine import Limits
 
 # If more than QUEUE messages or QUEUED bytes wait for execution, the server does not raise the
@@ -45,8 +45,7 @@ class SessionMachine:
         self.over = False
         self.answered = False   # whether the program knows that the session is over
         self._reason = ''       # why it is over
-        self._receiver = Receiver(limits.memory << 20)
-        self._sender = Sender()
+        self._stream = Stream(limits.memory << 20)
         self._heard = now
         self._messages: deque[bytes] = deque()
         self._queued = 0        # number of bytes in `_messages`
@@ -54,23 +53,22 @@ class SessionMachine:
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
-        """Process a frame from the program."""
+        """Process a frame from the program; `on_time` answers it, at `deadline`."""
         if self.over:
             return []    # the program sent this frame before it received the end of the session
         if incarnation != self.incarnation:
             return [SendAck(self.program, incarnation, None,
                             'the server does not know this session')]
         self._heard = now
-        self._sender.on_heard(now)
         try:
-            for message in self._receiver.take(frame, now):
+            for message in self._stream.take(frame, now):
                 self._messages.append(message)
                 self._queued += len(message)
         except RrtoError as error:
             return self.fail(str(error))
         except MemoryError:
             return self.fail('the server has no memory for the messages of this program')
-        return [self._ack(len(self._messages) <= QUEUE and self._queued <= QUEUED)]
+        return []
 
     def on_ack(self, incarnation: int, ack: Ack, error: str, now: float) -> list[Action]:
         """Process an acknowledgement from the program.
@@ -90,7 +88,7 @@ class SessionMachine:
         if self.over:
             return []
         try:
-            self._sender.on_ack(ack, now)
+            self._stream.sender.on_ack(ack, now)
         except RrtoError as wrong:
             return self.fail(str(wrong))
         return self._send(now)
@@ -111,7 +109,7 @@ class SessionMachine:
         """
         if self.over:
             return math.inf
-        return min(self._heard + self.limits.lease, self._sender.deadline)
+        return min(self._heard + self.limits.lease, self._stream.deadline)
 
     def fail(self, reason: str, fault: bool = True) -> list[Action]:
         """End the session and tell the program why."""
@@ -132,7 +130,7 @@ class SessionMachine:
     def work(self) -> bytes | None:
         """Return the next message to execute, or None; after its execution, call `on_done`."""
         # If many replies wait to be sent, the program must receive them first.
-        if not self._messages or self._sender.waiting > QUEUED:
+        if not self._messages or self._stream.sender.waiting > QUEUED:
             return None
         message = self._messages.popleft()
         self._queued -= len(message)
@@ -142,21 +140,22 @@ class SessionMachine:
         """Send a reply to the message that is being executed."""
         if self.over:
             return []
-        self._sender.offer(reply)
+        self._stream.sender.offer(reply)
         return self._send(now)
 
-    def on_done(self) -> list[Action]:
+    def on_done(self, now: float) -> list[Action]:
         """Let the program go on if it must wait soon, and the queue is short enough again.
 
         Call this after each executed message.
         """
-        if self.over or self._receiver.room > WINDOW // 2 or len(self._messages) > QUEUE // 2 \
+        receiver = self._stream.receiver
+        if self.over or receiver.room > WINDOW // 2 or len(self._messages) > QUEUE // 2 \
                 or self._queued > QUEUED // 2:
             return []
-        return [self._ack(True)]
-
-    def _ack(self, more: bool) -> SendAck:
-        return SendAck(self.program, self.incarnation, self._receiver.ack(more))
+        receiver.due = now
+        return self._send(now)
 
     def _send(self, now: float) -> list[Action]:
-        return [SendFrame(self.program, self.incarnation, f) for f in self._sender.poll(now)]
+        self._stream.more = len(self._messages) <= QUEUE and self._queued <= QUEUED
+        return [sending(packet, self.program, self.incarnation)
+                for packet in self._stream.poll(now)]

@@ -208,15 +208,18 @@ class _Worker:
             error = f'{type(wrong).__name__}: {wrong}'
         self.status.end(self.performer.used, time.monotonic() - began)
         with self._changed:
-            self._act(self.machine.fail(error) if error else self.machine.on_done())
+            self._act(self.machine.fail(error) if error else self.machine.on_done(time.monotonic()))
 
     # -- events ----------------------------------------------------------------------------------
 
     def _on_frame(self, message: Any) -> None:
         with self._changed:
-            self._act(self.machine.on_frame(message.incarnation, frame_of(message),
-                                            time.monotonic()))
-            self._changed.notify_all()
+            now = time.monotonic()
+            actions = self.machine.on_frame(message.incarnation, frame_of(message), now)
+            self._changed.notify_all()   # before the rest, so that the main thread wakes meanwhile
+            if now >= self.machine.deadline:
+                actions += self.machine.on_time(now)
+            self._act(actions)
 
     def _on_ack(self, message: Any) -> None:
         with self._changed:
