@@ -9,6 +9,7 @@ sessions, and the errors with which sessions ended.
 """
 
 import collections
+import contextlib
 import json
 import random
 import re
@@ -22,7 +23,7 @@ from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.allow import allowed, operators_digest, resolve
-from rrto_bridge.protocol.convert import frame_of, to_ros
+from rrto_bridge.protocol.convert import ack_of, frame_of, to_ros
 from rrto_bridge.protocol.errors import Refused, RrtoError
 from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
 from rrto_bridge.protocol.record import Meta, Ref, Special
@@ -200,47 +201,52 @@ class Session:
     def on_frame(self, message):
         with self.changed:
             try:
-                complete, acknowledge = self.receiver.take(frame_of(message))
+                complete = self.receiver.take(frame_of(message), time.monotonic())
             except RrtoError as error:
                 self.error = self.error or str(error)
                 return
-            self.replies += complete is not None and len(decode(complete)) == 3
-            if acknowledge:
-                self.acks.publish(to_ros(SendAck('', self.incarnation, self.receiver.next)))
+            self.replies += sum(len(decode(data)) == 3 for data in complete)
+            ack = self.receiver.ack(time.monotonic())
+            self.acks.publish(to_ros(SendAck('', self.incarnation, ack)))
             self.changed.notify_all()
 
     def on_ack(self, message):
         with self.changed:
             self.error = self.error or message.error
-            self.sender.on_ack(min(message.number, self.sender.next))
+            # A flood is acknowledged, too, although the sender knows nothing of it.
+            with contextlib.suppress(RrtoError):
+                self.sender.on_ack(ack_of(message), time.monotonic())
             self.transmit()
             self.changed.notify_all()
 
     def transmit(self):
-        for frame in self.sender.poll():
+        for frame in self.sender.poll(time.monotonic()):
             self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
 
     def send(self, message):
         """Send a message and wait for the reply; return '', or the reason why no reply came."""
         with self.changed:
-            before = self.replies
+            before, self.asked = self.replies, time.monotonic()
             self.sender.offer(message)
-            self.transmit()
             while not self.error and self.replies == before:
-                # No reply came for a second: send a ping, to check that the server still runs.
-                if not self.changed.wait(1.0):
-                    self.up.publish(to_ros(SendFrame('', self.incarnation, self.sender.ping())))
+                self.transmit()
+                now = time.monotonic()
+                if now > self.asked + 1.0:   # no reply for a second: does the server still run?
+                    self.asked = now
+                    self.up.publish(to_ros(SendFrame('', self.incarnation, self.sender.ping(now))))
+                self.changed.wait(min(1.0, max(0.0, self.sender.deadline - now)))
             return self.error
 
     def flood(self, count):
         """Send `count` frames that no client would send, without waiting for acknowledgements."""
         for number in range(count):
-            frame = Frame(self.sender.next + number, number % 3 == 0, bytes(number * 100 % 61440))
+            frame = Frame(self.sender.link.sent + number, self.sender.next + number,
+                          number % 3 == 0, bytes(number * 100 % 61440))
             self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
 
     def close(self):
         """Tell the server that the session ends, and remove the topics."""
-        self.acks.publish(to_ros(SendAck('', self.incarnation, self.receiver.next, 'it ends')))
+        self.acks.publish(to_ros(SendAck('', self.incarnation, None, 'it ends')))
         for publisher in (self.up, self.acks):
             self.node.destroy_publisher(publisher)
         for end in self.ends:

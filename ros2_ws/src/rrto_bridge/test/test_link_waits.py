@@ -49,7 +49,11 @@ def test_a_program_that_is_interrupted_with_its_server_is_not_told_that_that_has
     ('its process on the server was ended by SIGKILL in a message', 'was ended by SIGKILL')])
 def test_a_suspended_program_is_told_another_reason_that_the_server_gives(link, reason, said):
     link._incarnation, link._changed, link._arrived = 1, threading.RLock(), SimpleQueue()
-    link._stood, link.lost = 9.0, ''
-    link._on_ack(msg.Ack(incarnation=1, error=reason))
+    link._stood, link.lost, link._answered = 9.0, '', threading.Event()
+    answers = []
+    link._say_end = lambda: answers.append(1)
+    for _ in range(2):   # the server repeats what it gets no answer to
+        link._on_ack(msg.Ack(incarnation=1, error=reason))
+    assert len(answers) == 2
     with pytest.raises(LinkError, match=said):
         link.receive()

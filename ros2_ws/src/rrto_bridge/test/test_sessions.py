@@ -11,13 +11,15 @@ from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.perform import Performer
 from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol.errors import RemoteError
-from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck
+from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
 from rrto_bridge.protocol.names import graph_name, is_graph_name
 from rrto_bridge.protocol.record import Call, Meta, Ref
-from rrto_bridge.protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
+from rrto_bridge.protocol.stream import FRAME, MOST_BYTES, WINDOW, Ack, Frame, Receiver, Sender
 from rrto_bridge.protocol.tensors import pack, unpack
 from rrto_bridge.server.machine import Begin, Ending, Kill, Leave, Limits, ServerMachine
-from rrto_bridge.server.session import End, SessionMachine
+from rrto_bridge.server.session import QUEUE, QUEUED, End, SessionMachine
+
+NOTHING = Ack(0, 0, 0.0, 0.0, 0, 0)
 
 
 class Program:
@@ -29,7 +31,6 @@ class Program:
         self.machine = ClientMachine('rpc')
         self.sender, self.receiver = Sender(), Receiver(1 << 30)
         self.error = self.ended = ''
-        self.acknowledged = 0
         self.now = 0.0
 
     def send(self, message):
@@ -40,23 +41,27 @@ class Program:
         """Carry out the session's actions, and send the frames that the sender then allows."""
         actions = deque(actions)
         while True:
-            for frame in [] if actions else self.sender.poll():
+            self.now += 1e-4
+            for frame in [] if actions else self.sender.poll(self.now):
                 actions += self.session.on_frame(1, frame, self.now)
+            due = self.session.deadline <= self.now   # as after a ping
+            if not actions and (due or not self.sender.link.quiet):
+                self.now = max(self.now, min(self.session.deadline, self.sender.deadline))
+                actions += self.session.on_time(self.now)
+                continue
             if not actions:
                 return
             action = actions.popleft()
-            if isinstance(action, SendAck):
-                self.error = self.error or action.error
-                self.acknowledged = action.number
-                self.sender.on_ack(min(action.number, self.sender.next))
-            elif isinstance(action, End):
+            if isinstance(action, End):
                 self.ended = action.reason
-            else:
-                message, acknowledge = self.receiver.take(action.frame)
-                if message is not None:
+            elif isinstance(action, SendFrame):
+                for message in self.receiver.take(action.frame, self.now):
                     self.machine.on_message(message)
-                if acknowledge:
-                    actions += self.session.on_ack(1, self.receiver.next, '', self.now)
+                actions += self.session.on_ack(1, self.receiver.ack(self.now), '', self.now)
+            elif action.error:
+                self.error = self.error or action.error
+            else:
+                self.sender.on_ack(action.ack, self.now)
 
     def execute(self):
         while (message := self.session.work()) is not None:
@@ -65,10 +70,10 @@ class Program:
     def executed(self, message):
         try:
             for reply in self.performer.perform(message):
-                self.take(self.session.on_reply(reply))
+                self.take(self.session.on_reply(reply, self.now))
         except RemoteError as wrong:
             return self.session.fail(str(wrong))
-        return self.session.on_done()
+        return self.session.on_done(self.now)
 
     def wait(self, ticket):
         for message in self.machine.outgoing():
@@ -106,33 +111,45 @@ def test_large_messages_and_replies_come_through():
 
 def test_a_silent_program_is_forgotten_after_the_lease():
     session = SessionMachine('a', 1, Limits(lease=5.0), 0.0)
-    session.on_frame(1, Frame(0, False, b''), 1.0)
+    session.on_frame(1, Frame(0, 0, False, b''), 1.0)
+    answer, = session.on_time(session.deadline)
+    assert answer.ack.packet == 0 and answer.ack.number == 0
     assert session.deadline == 6.0 and session.on_time(5.9) == []
-    acknowledgement, end = session.on_time(6.0)
-    assert acknowledgement.error == end.reason == 'it was silent for too long'
+    told, end = session.on_time(6.0)
+    assert told.error == end.reason == 'it was silent for too long'
     assert session.over
     assert session.deadline == math.inf   # otherwise an alarm would go off again and again
 
 
-def test_a_program_that_says_goodbye_is_forgotten():
+def test_a_program_that_says_goodbye_is_forgotten_and_gets_an_answer_each_time():
     session = SessionMachine('a', 1, Limits(), 0.0)
-    assert session.on_ack(1, 0, 'it ends', 0.0) == [End('it ends', False)]
-    assert session.work() is None and session.on_reply(b'late') == []
+    answer = SendAck('a', 1, None, 'it ends')
+    assert session.on_ack(1, NOTHING, 'it ends', 0.0) == [answer, End('it ends', False)]
+    assert session.on_ack(1, NOTHING, 'it ends', 0.1) == [answer]   # the first answer was lost
+    assert session.work() is None and session.on_reply(b'late', 0.2) == []
+    assert session.answered and session.last_words() == []
+
+
+def test_a_server_says_that_it_has_ended_a_session_until_the_program_answers():
+    session = SessionMachine('a', 1, Limits(), 0.0)
+    told, _ = session.fail('why')
+    assert session.last_words() == session.last_words() == [told] and not session.answered
+    assert session.on_ack(1, NOTHING, 'it ends', 1.0) == []   # otherwise they would never stop
+    assert session.answered and session.last_words() == []
 
 
 def test_frames_of_another_life_are_answered_with_the_end():
     session = SessionMachine('a', 2, Limits(), 0.0)
-    assert session.on_frame(1, Frame(0, True, b'x'), 0.0)[0].error == \
+    assert session.on_frame(1, Frame(0, 0, True, b'x'), 0.0)[0].error == \
         'the server does not know this session'
     assert session.work() is None and not session.over
 
 
 def test_what_comes_after_the_end_of_a_session_costs_no_answers():
     session = SessionMachine('a', 2, Limits(), 0.0)
-    # The frames before number 5 are missing.
-    told, end = session.on_frame(2, Frame(5, True, b'x'), 0.0)
+    told, end = session.on_frame(2, Frame(0, WINDOW, True, b'x'), 0.0)
     assert told.error == end.reason
-    assert [session.on_frame(2, Frame(k, True, b'x'), 0.0) for k in range(500)] == [[]] * 500
+    assert [session.on_frame(2, Frame(k, k, True, b'x'), 0.0) for k in range(500)] == [[]] * 500
 
 
 def test_a_malformed_message_ends_the_session_and_says_why():
@@ -146,13 +163,24 @@ def test_a_flood_of_messages_is_held_back():
     program = Program()
     for _ in range(2000):
         program.send(b'N')
-    waiting = 0
-    # the server executes messages although the client acknowledges nothing
+    assert program.sender.next <= QUEUE + 1 + WINDOW and not program.ended
+    done = 0
     while program.session.work() is not None:
-        waiting += 1
-    assert waiting < 400 and not program.ended
-    program.take(program.session.on_done())
-    assert program.session.work() is not None
+        done += 1
+        program.take(program.session.on_done(program.now))
+    assert done == 2000
+
+
+def test_a_program_that_missed_the_new_limit_is_told_it_again():
+    program = Program()
+    for _ in range(2000):
+        program.send(b'N')
+    sent = program.sender.next
+    while program.session.work() is not None:
+        program.session.on_done(program.now)   # these acknowledgements are lost
+    program.now = program.sender.deadline
+    program.take(())
+    assert program.sender.next > sent
 
 
 def test_large_messages_are_held_back_by_their_bytes():
@@ -163,10 +191,12 @@ def test_large_messages_are_held_back_by_their_bytes():
 
 
 @pytest.mark.parametrize('frames', [
-    [Frame(k, True, b'N') for k in range(2000)],
-    [Frame(k, True, bytes(FRAME)) for k in range(2000)],
-    [Frame(k, k % 8 == 7, bytes(FRAME)) for k in range(2000)]], ids=['many', 'large', 'longer'])
-def test_who_does_not_wait_for_acknowledgements_is_dropped(frames):
+    [Frame(k, k, True, b'N') for k in range(2000)],
+    [Frame(k, k, True, bytes(FRAME)) for k in range(2000)],
+    [Frame(k, k, k % 8 == 7, bytes(FRAME)) for k in range(2000)],
+    [Frame(k, k + 1, True, bytes(FRAME)) for k in range(2000)]],
+    ids=['many', 'large', 'longer', 'gap'])
+def test_who_sends_beyond_the_limit_is_dropped(frames):
     session = SessionMachine('a', 1, Limits(memory=1), 0.0)
     taken = 0
     for frame in frames:
@@ -174,15 +204,28 @@ def test_who_does_not_wait_for_acknowledgements_is_dropped(frames):
             break
         session.on_frame(1, frame, 0.0)
         taken += len(frame.data)
-    assert session.over and taken < (1 << 20) + (4 << 20) + 3 * WINDOW * FRAME
+    assert session.over and taken < (1 << 20) + QUEUED + (WINDOW + 2) * FRAME
 
 
 @pytest.mark.parametrize(('frame', 'why'), [
-    (Frame(0, False, bytes(FRAME + 1)), 'a frame must have'),
-    (Frame(1, True, b'N'), 'expected frame 0')])
+    (Frame(0, 0, False, bytes(FRAME + 1)), 'a frame must have'),
+    (Frame(1, WINDOW, True, b'N'), 'it sent frame 256')])
 def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
     session = SessionMachine('a', 1, Limits(memory=1), 0.0)
     assert why in session.on_frame(1, frame, 0.0)[0].error and session.over
+
+
+def test_an_acknowledgement_of_what_was_never_sent_ends_the_session():
+    session = SessionMachine('a', 1, Limits(memory=1), 0.0)
+    assert 'acknowledged packet' in session.on_ack(1, NOTHING, '', 0.0)[0].error and session.over
+
+
+def test_a_lost_reply_is_sent_again():
+    session = SessionMachine('a', 1, Limits(), 0.0)
+    first, = session.on_reply(b'reply', 0.0)
+    again, = session.on_time(session.deadline)
+    assert again.frame.packet == first.frame.packet + 1
+    assert (again.frame.number, again.frame.data) == (first.frame.number, b'reply')
 
 
 def test_who_does_not_take_its_replies_is_not_executed_further():
@@ -191,15 +234,21 @@ def test_who_does_not_take_its_replies_is_not_executed_further():
     Otherwise the waiting replies could fill the server's memory.
     """
     session = SessionMachine('a', 1, Limits(), 0.0)
+    receiver = Receiver(1 << 30)
     for number in range(20):
-        session.on_frame(1, Frame(number, True, b'N'), 0.0)
-    executed = 0
+        session.on_frame(1, Frame(number, number, True, b'N'), 0.0)
+    executed, frames = 0, []
     while session.work() is not None:
         executed += 1
-        session.on_reply(bytes(2 << 20))
+        frames += session.on_reply(bytes(2 << 20), 0.0)
     assert executed < 8
-    session.on_ack(1, WINDOW, '', 0.0)
-    assert session.work() is not None
+    now = 0.0
+    while frames and session.work() is None:
+        now += 1e-3
+        if isinstance(action := frames.pop(0), SendFrame):
+            receiver.take(action.frame, now)
+        frames += session.on_ack(1, receiver.ack(now), '', now)
+    assert frames and receiver.bytes < MOST_BYTES
 
 
 # -- the supervisor --------------------------------------------------------------------------------
@@ -262,7 +311,7 @@ def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
     server.on_open(request('b'), 0.0)
     error = 'its process on the server was ended by SIGSEGV in aten.x.default'
     assert server.on_ended('a', Ending(-11, name='aten.x.default'), 0.0) == [
-        SendAck('a', 1, 0, error), Leave('a', error)]
+        SendAck('a', 1, None, error), Leave('a', error)]
     assert server.programs == ['b']
     assert server.on_ended('a', Ending(-11), 0.0) == []
 
@@ -276,7 +325,7 @@ def test_a_reason_that_the_process_could_not_tell_is_told_by_the_server(server):
     server.on_open(request('a', 7), 0.0)
     error = 'the server cannot start a process for the program: no process is left'
     assert server.on_ended('a', Ending(1, error), 0.0) == [
-        SendAck('a', 7, 0, error), Leave('a', error)]
+        SendAck('a', 7, None, error), Leave('a', error)]
     assert server.programs == []
 
 
@@ -329,7 +378,7 @@ def test_a_server_that_ends_tells_its_programs(server):
     server.on_open(request('b', 2), 0.0)
     actions = server.close()
     assert actions == [a for name, life in (('a', 1), ('b', 2)) for a in (
-        SendAck(name, life, 0, 'the server has ended'), Leave(name, 'the server has ended'))]
+        SendAck(name, life, None, 'the server has ended'), Leave(name, 'the server has ended'))]
     assert server.programs == []
 
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,19 +36,18 @@ from fleet_ros.receiving import Receiving
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
-from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
 
 from ..protocol import qos
 from ..protocol.allow import operators_digest
-from ..protocol.convert import frame_of, to_ros
+from ..protocol.convert import ack_of, frame_of, to_ros
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
-from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, SendFrame
+from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, sending
 from ..protocol.names import MAX_NAME, graph_name
-from ..protocol.stream import Frame, Receiver, Sender
+from ..protocol.stream import Ack, Frame, Stream
 from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
@@ -103,13 +102,15 @@ class Link(Port):
         self.lost = ''                       # reason why the link has ended; '' while it has not
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
-        self.sender, self.receiver = Sender(), Receiver(MESSAGE)
+        self.stream = Stream(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._inbox: deque[bytes] = deque()
         # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        self._changed = threading.RLock()      # protects `sender`, `receiver` and `_link`
+        self._changed = threading.RLock()      # protects `stream`, `_link` and `_rings`
+        self._rings = math.inf               # time of the next alarm
+        self._answered = threading.Event()   # whether the server has said that the session is over
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
         self._receiving: Receiving | None = None
@@ -226,13 +227,18 @@ class Link(Port):
         """Tell the server that this program ends, and release the node's resources."""
         if not self._context.ok():
             return
-        if not self.lost:
-            end = SendAck('', self._incarnation, self.receiver.next, 'it ends')
-            self._acks.publish(to_ros(end))
-            self._acks.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         with self._changed:
+            lost = self.lost
             self._fail(ENDS)
+        end = time.monotonic() + qos.LAST_WORDS
+        while not lost and not self._answered.is_set() and time.monotonic() < end \
+                and self._acks.get_subscription_count():
+            self._say_end()
+            self._answered.wait(qos.AGAIN)
         self._made.close()
+
+    def _say_end(self) -> None:
+        self._acks.publish(to_ros(SendAck('', self._incarnation, None, 'it ends')))
 
     def _stop_receiving(self) -> None:
         if self._receiving is not None:
@@ -323,56 +329,72 @@ class Link(Port):
                 return
             self._flushed = time.monotonic()
             for message in messages:
-                self.sender.offer(message)
+                self.stream.sender.offer(message)
             self._poll()
 
     # -- frames ----------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        for frame in self.sender.poll():
-            self._publish(frame)
+        if self.lost:
+            return
+        now = time.monotonic()
+        self._send(self.stream.poll(now), now)
+        # A later deadline does not move the alarm, since nearly every event has one: an alarm that
+        # rings too early costs less.
+        if (deadline := min(self.stream.deadline, self._link.deadline)) < self._rings:
+            self._rings = deadline
+            self._alarm.set(deadline)
 
-    def _publish(self, frame: Frame) -> None:
-        message = to_ros(SendFrame('', self._incarnation, frame))
-        self._link.send(len(frame.data), partial(self._up.publish, message), time.monotonic())
-        self._alarm.set(self._link.deadline)
+    def _send(self, packets: Sequence[Frame | Ack], now: float) -> None:
+        for packet in packets:
+            publisher, size = (self._acks, 0) if isinstance(packet, Ack) else (
+                self._up, len(packet.data))
+            message = to_ros(sending(packet, '', self._incarnation))
+            self._link.send(size, partial(publisher.publish, message), now, lossy=True)
 
     def _on_frame(self, message: Any) -> None:
-        if message.incarnation != self._incarnation:
+        if message.incarnation != self._incarnation or self.lost:
             return
         with self._changed:
-            self._heard = time.monotonic()
+            now = self._heard = time.monotonic()
             try:
-                complete, acknowledge = self.receiver.take(frame_of(message))
+                messages = self.stream.take(frame_of(message), now)
             except RrtoError as error:
                 self._fail(str(error))
                 return
-            if complete is not None:
+            for complete in messages:
                 self._inbox.append(complete)
                 self._arrived.put(None)
-            if acknowledge:
-                ack = to_ros(SendAck('', self._incarnation, self.receiver.next))
-                self._link.send(0, partial(self._acks.publish, ack), time.monotonic())
-                self._alarm.set(self._link.deadline)
+            self._poll()
 
     def _on_ack(self, message: Any) -> None:
         if message.incarnation != self._incarnation:
             return
         with self._changed:
-            self._heard = time.monotonic()
+            now = self._heard = time.monotonic()
             if message.error:
-                self._told = message.error if message.error != SILENT else ''
+                self._answered.set()
+                if self.lost != ENDS:
+                    self._say_end()   # so the server need not say it again
+                if not self.lost and message.error != SILENT:
+                    self._told = message.error
                 self._fail(message.error)
+            if self.lost:
                 return
-            self.sender.on_ack(message.number)
+            try:
+                self.stream.sender.on_ack(ack_of(message), now)
+            except RrtoError as error:
+                self._fail(str(error))
+                return
             self._poll()
 
     # -- time ------------------------------------------------------------------------------------
 
     def _on_alarm(self) -> None:
         with self._changed:
+            self._rings = math.inf
             self._link.release(time.monotonic())
-            self._alarm.set(self._link.deadline)
+            self._poll()
 
     def _on_timer(self) -> None:
         now = time.monotonic()
@@ -380,7 +402,8 @@ class Link(Port):
         self._look_at_silence()
         with self._changed:
             if not self.lost:
-                self._publish(self.sender.ping())
+                self._send([self.stream.sender.ping(now)], now)
+                self._poll()
         self._report()
 
     def _look_at_silence(self) -> None:
@@ -402,7 +425,7 @@ class Link(Port):
         message = msg.BridgeStatus(
             server=self.server, mode=self.mode, state='lost' if self.lost else 'connected',
             reason=self.lost, calls=machine.calls, round_trips=machine.round_trips,
-            bytes_up=self.sender.bytes, bytes_down=self.receiver.bytes)
+            bytes_up=self.stream.sender.bytes, bytes_down=self.stream.receiver.bytes)
         if engine is not None:
             message.inferences, message.sequences = engine.inferences, engine.sequences
             message.round_trips_last = engine.last

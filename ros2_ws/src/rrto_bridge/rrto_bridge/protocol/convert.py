@@ -1,4 +1,4 @@
-"""Conversion between `Frame`, `SendFrame` and `SendAck` and the ROS messages of rrto_msgs."""
+"""Conversion between the frames and acknowledgements of this package and ROS messages."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from typing import Any
 from rrto_msgs import msg
 
 from .messages import SendAck, SendFrame
-from .stream import Frame
+from .stream import Ack, Frame
 
 
 def frame_of(message: Any) -> Frame:
     """Return the `Frame` that a ROS message contains."""
-    return Frame(message.number, message.last, memoryview(message.data).cast('B'))
+    return Frame(message.packet, message.number, message.last, memoryview(message.data).cast('B'))
+
+
+def ack_of(message: Any) -> Ack:
+    """Return the `Ack` that a ROS message contains."""
+    return Ack(message.packet, message.mask, message.arrived, message.held, message.number,
+               message.limit)
 
 
 def to_ros(action: SendFrame | SendAck) -> Any:
     """Return the ROS message for a `SendFrame` or a `SendAck`."""
     if isinstance(action, SendAck):
-        return msg.Ack(incarnation=action.incarnation, number=action.number, error=action.error)
+        if (ack := action.ack) is None:
+            return msg.Ack(incarnation=action.incarnation, error=action.error)
+        return msg.Ack(incarnation=action.incarnation, packet=ack.packet, mask=ack.mask,
+                       arrived=ack.arrived, held=ack.held, number=ack.number, limit=ack.limit,
+                       error=action.error)
     frame = action.frame
     data = array.array('B')
     data.frombytes(frame.data)   # faster than array('B', frame.data), which copies byte by byte
-    return msg.Frame(incarnation=action.incarnation, number=frame.number, last=frame.last,
-                     data=data)
+    return msg.Frame(incarnation=action.incarnation, packet=frame.packet, number=frame.number,
+                     last=frame.last, data=data)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .stream import Frame
+from .stream import Ack, Frame
 
-PROTOCOL = 2
+PROTOCOL = 3
 # Reasons that the server gives to a program when it ends the session. ENDED: the server
 # itself ends. SILENT: the program was silent.
 ENDED, SILENT = 'the server has ended', 'it was silent for too long'
@@ -34,12 +34,19 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Acknowledge the peer's frames before `number`; if `error` is not empty, end the session.
+    """Acknowledge a packet of the peer; if `error` is not empty, end the session.
 
-    `program`: name of the program, '' if the program is the sender.
+    `program`: name of the program, '' if the program is the sender. `ack`: None: only the error.
     """
 
     program: str
     incarnation: int
-    number: int
+    ack: Ack | None
     error: str = ''
+
+
+def sending(packet: Frame | Ack, program: str, incarnation: int) -> SendFrame | SendAck:
+    """Return the action that sends what `Stream.poll` has returned."""
+    if isinstance(packet, Ack):
+        return SendAck(program, incarnation, packet)
+    return SendFrame(program, incarnation, packet)

@@ -3,11 +3,14 @@
 from fleet_ros.qos import STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['LAST_WORDS', 'STATUS', 'STREAM']
+__all__ = ['AGAIN', 'LAST_WORDS', 'STATUS', 'STREAM']
 
-# Profile for frames: reliable and in order. `stream.WINDOW` limits the number of frames in transit.
+# Profile for frames and acknowledgements: best effort; `stream` sends again what is lost. The queue
+# is deep enough for `stream.WINDOW` frames that arrive while a callback runs.
 STREAM = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
-                    reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
+                    reliability=ReliabilityPolicy.BEST_EFFORT,
+                    durability=DurabilityPolicy.VOLATILE)
 
-# Maximum time in seconds for which an ending process waits for its peer's acknowledgement.
-LAST_WORDS = 0.5
+# An ending process says so every `AGAIN` seconds until its peer answers, at most `LAST_WORDS`
+# seconds.
+AGAIN, LAST_WORDS = 0.1, 0.5

@@ -200,13 +200,13 @@ class ServerMachine:
             return [Leave(program, ending.reason)]
         error = known.killed or ending.reason or \
             f'its process on the server {_ended(ending.status)} in {ending.name or "its start"}'
-        return [SendAck(program, known.incarnation, 0, error), Leave(program, error)]
+        return [SendAck(program, known.incarnation, None, error), Leave(program, error)]
 
     def close(self, reason: str = ENDED) -> list[Action]:
         """Forget all programs; return the actions that send `reason` to each program."""
         actions: list[Action] = []
         for known in self._programs.values():
-            actions += [SendAck(known.name, known.incarnation, 0, reason),
+            actions += [SendAck(known.name, known.incarnation, None, reason),
                         Leave(known.name, reason)]
         self._programs.clear()
         self._waiting.clear()

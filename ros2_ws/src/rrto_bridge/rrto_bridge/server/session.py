@@ -12,13 +12,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from ..protocol.errors import RrtoError
-from ..protocol.messages import SILENT, SendAck, SendFrame
-from ..protocol.stream import FRAME, WINDOW, Frame, Receiver, Sender
+from ..protocol.messages import SILENT, SendAck, SendFrame, sending
+from ..protocol.stream import WINDOW, Ack, Frame, Stream
 from .machine import Limits
 
-# If more than QUEUE messages or QUEUED bytes wait for execution, the server sends no
-# acknowledgements, so the program must wait. If more than QUEUED bytes of replies wait, the server
-# executes no messages.
+# If more than QUEUE messages or QUEUED bytes wait for execution, the server does not raise the
+# limit of the stream, so the program must wait. If more than QUEUED bytes of replies wait, the
+# server executes no messages.
 QUEUE = 256
 QUEUED = 4 << 20
 
@@ -43,115 +43,119 @@ class SessionMachine:
     def __init__(self, program: str, incarnation: int, limits: Limits, now: float) -> None:
         self.program, self.incarnation, self.limits = program, incarnation, limits
         self.over = False
-        self._receiver = Receiver(limits.memory << 20)
-        self._sender = Sender()
+        self.answered = False   # whether the program knows that the session is over
+        self._reason = ''       # why it is over
+        self._stream = Stream(limits.memory << 20)
         self._heard = now
         self._messages: deque[bytes] = deque()
         self._queued = 0        # number of bytes in `_messages`
-        self._held = False      # whether an acknowledgement is delayed until the queue is shorter
 
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:
-        """Process a frame from the program."""
+        """Process a frame from the program; `on_time` answers it, at `deadline`."""
         if self.over:
             return []    # the program sent this frame before it received the end of the session
         if incarnation != self.incarnation:
-            return [SendAck(self.program, incarnation, 0, 'the server does not know this session')]
+            return [SendAck(self.program, incarnation, None,
+                            'the server does not know this session')]
         self._heard = now
         try:
-            message, acknowledge = self._receiver.take(frame)
-            if message is not None:
+            for message in self._stream.take(frame, now):
                 self._messages.append(message)
                 self._queued += len(message)
-            self._check_window()
         except RrtoError as error:
             return self.fail(str(error))
         except MemoryError:
             return self.fail('the server has no memory for the messages of this program')
-        if not acknowledge:
-            return []
-        if len(self._messages) > QUEUE or self._queued > QUEUED:
-            self._held = True
-            return []
-        return [self._ack()]
+        return []
 
-    def _check_window(self) -> None:
-        """Raise RrtoError if the program sends without waiting for acknowledgements."""
-        waiting = self._queued + self._receiver.pending
-        if len(self._messages) > QUEUE + 2 * WINDOW or \
-                waiting > self._receiver.limit + QUEUED + 2 * WINDOW * FRAME:
-            raise RrtoError('it sent more frames than the window allows')
-
-    def on_ack(self, incarnation: int, number: int, error: str, now: float) -> list[Action]:
+    def on_ack(self, incarnation: int, ack: Ack, error: str, now: float) -> list[Action]:
         """Process an acknowledgement from the program.
 
-        If `error` is not empty, the program has ended, so end the session.
+        If `error` is not empty, the program has ended, so end the session and say so.
         """
-        if self.over or incarnation != self.incarnation:
+        if incarnation != self.incarnation:
             return []
         self._heard = now
         if error:
-            self.over = True
-            return [End(error[:200], False)]
+            self.answered = True
+            if self._reason:
+                return []    # the program answers `last_words`
+            told = SendAck(self.program, self.incarnation, None, error[:200])
+            ended, self.over = self.over, True
+            return [told] if ended else [told, End(error[:200], False)]
+        if self.over:
+            return []
         try:
-            self._sender.on_ack(number)
+            self._stream.sender.on_ack(ack, now)
         except RrtoError as wrong:
             return self.fail(str(wrong))
-        return self._send()
+        return self._send(now)
 
     def on_time(self, now: float) -> list[Action]:
-        """End the session if the program has been silent for the lease."""
-        return self.fail(SILENT, False) if now >= self.deadline else []
+        """End the session if the program has been silent for the lease; send what is due."""
+        if self.over:
+            return []
+        if now >= self._heard + self.limits.lease:
+            return self.fail(SILENT, False)
+        return self._send(now)
 
     @property
     def deadline(self) -> float:
-        """Time at which the session ends if the program stays silent; call `on_time` then.
+        """Time at which to call `on_time` if nothing happens before.
 
         Infinite after the end of the session.
         """
-        return math.inf if self.over else self._heard + self.limits.lease
+        if self.over:
+            return math.inf
+        return min(self._heard + self.limits.lease, self._stream.deadline)
 
     def fail(self, reason: str, fault: bool = True) -> list[Action]:
         """End the session and tell the program why."""
         if self.over:
             return []
-        self.over = True
+        self.over, self._reason = True, reason
         self._messages.clear()
-        return [SendAck(self.program, self.incarnation, self._receiver.next, reason),
-                End(reason, fault)]
+        return [*self.last_words(), End(reason, fault)]
+
+    def last_words(self) -> list[Action]:
+        """Tell the program again why this side has ended the session, until the program answers."""
+        if self.answered:
+            return []
+        return [SendAck(self.program, self.incarnation, None, self._reason)]
 
     # -- execution -------------------------------------------------------------------------------
 
     def work(self) -> bytes | None:
         """Return the next message to execute, or None; after its execution, call `on_done`."""
         # If many replies wait to be sent, the program must receive them first.
-        if not self._messages or self._sender.waiting > QUEUED:
+        if not self._messages or self._stream.sender.waiting > QUEUED:
             return None
         message = self._messages.popleft()
         self._queued -= len(message)
         return message
 
-    def on_reply(self, reply: bytes) -> list[Action]:
+    def on_reply(self, reply: bytes, now: float) -> list[Action]:
         """Send a reply to the message that is being executed."""
         if self.over:
             return []
-        self._sender.offer(reply)
-        return self._send()
+        self._stream.sender.offer(reply)
+        return self._send(now)
 
-    def on_done(self) -> list[Action]:
-        """Send the delayed acknowledgement, if any, once the queue is short enough again.
+    def on_done(self, now: float) -> list[Action]:
+        """Let the program go on if it must wait soon, and the queue is short enough again.
 
         Call this after each executed message.
         """
-        if self.over or not self._held or len(self._messages) > QUEUE // 2 \
+        receiver = self._stream.receiver
+        if self.over or receiver.room > WINDOW // 2 or len(self._messages) > QUEUE // 2 \
                 or self._queued > QUEUED // 2:
             return []
-        self._held = False
-        return [self._ack()]
+        receiver.due = now
+        return self._send(now)
 
-    def _ack(self) -> SendAck:
-        return SendAck(self.program, self.incarnation, self._receiver.next)
-
-    def _send(self) -> list[Action]:
-        return [SendFrame(self.program, self.incarnation, f) for f in self._sender.poll()]
+    def _send(self, now: float) -> list[Action]:
+        self._stream.more = len(self._messages) <= QUEUE and self._queued <= QUEUED
+        return [sending(packet, self.program, self.incarnation)
+                for packet in self._stream.poll(now)]

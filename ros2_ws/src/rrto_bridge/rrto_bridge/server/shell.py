@@ -25,7 +25,6 @@ from typing import IO, Any
 
 from fleet_env.command import how_it_ended
 from fleet_ros.alarm import Alarm
-from rclpy.duration import Duration
 from rclpy.node import Node
 from rrto_msgs import msg, srv
 
@@ -39,16 +38,19 @@ from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-# Maximum time in seconds of each wait at the end of the server: first until the programs have
-# received the message about the end, then until the fork server has ended.
+# Maximum time in seconds of each wait at the end of the server: first until DDS has found all
+# programs, to tell them about the end, then until the fork server has ended.
 FAREWELL = 1.0
+TOLD = 3          # how often the server tells each program about its own end
 START = 300.0     # maximum time in seconds to load PyTorch; long enough for a busy machine
 MEMORY = '/dev/shm'
 PREFIX = 'rrto_'        # prefix of the name of a server's folder
 LOCK = '.rrto_server'   # a file in the server's folder, locked while the server runs
 MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, in bytes
 LOOK = 1.0        # seconds between checks of the processes
-AGAIN = 0.02      # seconds between checks whether DDS has found the program of an unsent message
+# Seconds between checks whether DDS has found a program; also the first pause between repetitions
+# of a program's last message, which then doubles.
+AGAIN = 0.02
 
 
 class ForkServerProcess:
@@ -151,32 +153,30 @@ class _Program:
         self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
             msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
-        self.unsent: msg.Ack | None = None
+        self.last: msg.Ack | None = None   # the last message to the program
+        self.told = 0            # how often `last` was sent
+        self.at = -math.inf      # time at which `tell` must be called again
         self.spent = 0.0
 
-    def tell(self, ack: msg.Ack) -> None:
-        """Send an acknowledgement, or keep it in `unsent` if DDS has not found the program yet.
+    def tell(self, now: float) -> bool:
+        """Send `last` if it is due; return whether to call this again, at the time `at`.
 
-        DDS delivers a message only if it has found the program before the message is sent. If a
-        process cannot start, the server notices this within milliseconds, often before DDS has
-        found the program.
+        The first message is sent when DDS has found the program, because DDS delivers no message to
+        a program that it has not found yet. If a process cannot start, the server notices this
+        within milliseconds, often earlier. The message is repeated, because it may be lost, until
+        the program has left.
         """
-        self.unsent = ack
-        self.send()
-
-    def send(self) -> None:
-        """Send the message in `unsent`, if there is one and DDS has found the program."""
-        if self.unsent is not None and self.acks.get_subscription_count():
-            self.acks.publish(self.unsent)
-            self.unsent = None
-
-    def wait(self, end: float) -> None:
-        """Wait until the program has received all messages, but not longer than the time `end`."""
-        self.send()
-        while self.unsent is not None and time.monotonic() < end:
-            time.sleep(AGAIN)
-            self.send()
-        self.acks.wait_for_all_acked(Duration(seconds=max(0.0, end - time.monotonic())))
+        if self.last is None:
+            return False
+        if now >= self.at:
+            if self.acks.get_subscription_count():
+                self.acks.publish(self.last)
+                self.at = now + AGAIN * 2 ** self.told
+                self.told += 1
+            else:
+                self.at = now + AGAIN
+                return not self.told
+        return True
 
 
 class Server:
@@ -207,8 +207,8 @@ class Server:
         self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
         self._changed = threading.Lock()        # protects `machine` and `_programs`
         self._programs: dict[str, _Program] = {}
-        # (time, program) for each program that has left: the publisher is destroyed at this time,
-        # or earlier if its last message has arrived.
+        # (time, program) for each program that has left: its last message is repeated until this
+        # time, unless the program leaves the ROS graph earlier.
         self._last_words: list[tuple[float, _Program]] = []
         self._messages = 0       # number of executed messages of the programs that have left
         self._closing = False
@@ -231,8 +231,9 @@ class Server:
             actions = self.machine.close()
             self._act([a for a in actions if isinstance(a, SendAck)])
             end = time.monotonic() + FAREWELL
-            for program in self._programs.values():
-                program.wait(end)
+            while (now := time.monotonic()) < end and [
+                    p for p in self._programs.values() if p.told < TOLD and p.tell(now)]:
+                time.sleep(AGAIN)
             self._act([a for a in actions if isinstance(a, Leave)])
         self._alarm.close()
         self._end()
@@ -268,7 +269,6 @@ class Server:
     def _on_time(self) -> None:
         now = time.monotonic()
         with self._changed:
-            self._forget(now)
             self._act(self.machine.on_time(now))
 
     def _on_ended(self, program: str, status: int, reason: str) -> None:
@@ -319,39 +319,30 @@ class Server:
                 case Leave(program, reason):
                     known = self._programs.pop(program, None)
                     if known is not None:
-                        # Keep the publisher of the last message for a while: DDS can repeat a lost
-                        # message only while its publisher exists.
                         until = time.monotonic() + self.settings.lease
                         self._last_words.append((until, known))
                         known.path.unlink(missing_ok=True)
                     self.node.get_logger().info(f'{program} leaves: {reason}')
                 case SendAck(program) if program in self._programs:
-                    self._programs[program].tell(to_ros(action))
-        waits = any(program.unsent is not None for _, program in self._last_words)
-        self._alarm.set(min(self.machine.deadline,
-                            time.monotonic() + AGAIN if waits else math.inf))
+                    self._programs[program].last = to_ros(action)
+        self._say_last_words(time.monotonic())
 
-    def _forget(self, now: float) -> None:
-        """Send the unsent messages to programs that have left.
-
-        Destroy each publisher whose message has arrived or whose time is up.
-        """
+    def _say_last_words(self, now: float) -> None:
+        """Send last messages to the programs that have left, and destroy publishers without any."""
         kept = []
         for until, program in self._last_words:
-            program.send()
-            arrived = program.unsent is None and program.acks.wait_for_all_acked(Duration())
-            if now > until or arrived:
-                self.node.destroy_publisher(program.acks)
-            else:
+            if program.tell(now) and now < until:
                 kept.append((until, program))
+            else:
+                self.node.destroy_publisher(program.acks)
         self._last_words = kept
+        self._alarm.set(min([self.machine.deadline, *(program.at for _, program in kept)]))
 
     def _report(self) -> None:
         message = msg.ServerStatus(server=self.name, device=self.device)
         message.header.stamp = self.node.get_clock().now().to_msg()
         now = time.monotonic()
         with self._changed:
-            self._forget(now)
             spent = 0.0
             message.messages = self._messages
             for name, program in self._programs.items():

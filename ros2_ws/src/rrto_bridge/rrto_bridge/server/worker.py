@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,6 @@ from fleet_ros.ending import die_with, limit_leaving
 from fleet_ros.receiving import Receiving
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
-from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg
@@ -35,7 +35,7 @@ from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
 from ..execution.weights import Weights
 from ..protocol import qos
-from ..protocol.convert import frame_of, to_ros
+from ..protocol.convert import ack_of, frame_of, to_ros
 from ..protocol.errors import RemoteError
 from ..protocol.messages import ENDED, SendFrame
 from .parameters import ServerSettings
@@ -106,7 +106,7 @@ class _Worker:
         context = Context(self.device, settings.memory << 20, status.note, generator)
         self.performer = Performer(
             context, Weights(settings.weights << 20, task.folder / 'weights'))
-        self._changed = threading.Condition()    # protects machine and link
+        self._changed = threading.Condition()    # protects machine, link and `_rings`
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
@@ -119,7 +119,7 @@ class _Worker:
         self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
         self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
         self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
-        self._alarm = Alarm(self._on_time)
+        self._alarm, self._rings = Alarm(self._on_time), math.inf   # time of the next alarm
         self._spinning = Spinning(self.node)
         warm_up(self.device)
         memory = settings.memory << 20
@@ -158,8 +158,18 @@ class _Worker:
                 self._act(self.machine.fail(ENDED, False))
         # Wait for this lock, because another thread may still send the reason of the end.
         with self._changed:
+            self.status.leave(self.reason, False)
+            self.told = self.told and self._answered()
             self.status.leave(self.reason, self.told)
         self._close()
+
+    def _answered(self) -> bool:
+        """Repeat the reason of the end until the program answers; return whether it has."""
+        end = time.monotonic() + qos.LAST_WORDS
+        while not self.machine.answered and (left := end - time.monotonic()) > 0:
+            if not self._changed.wait(min(left, qos.AGAIN)):
+                self._act(self.machine.last_words())
+        return self.machine.answered
 
     def _work(self) -> None:
         while not self.reason:
@@ -178,9 +188,6 @@ class _Worker:
     def _close(self) -> None:
         """Leave the ROS graph."""
         limit_leaving()
-        # DDS repeats a lost message only while the publisher of the message exists
-        for publisher in (self.acks, self.down):
-            publisher.wait_for_all_acked(Duration(seconds=qos.LAST_WORDS))
         self._spinning.close()
         self._receiving.close()
         self._alarm.close()
@@ -194,32 +201,36 @@ class _Worker:
         try:
             for reply in self.performer.perform(message):
                 with self._changed:
-                    self._act(self.machine.on_reply(reply))
+                    self._act(self.machine.on_reply(reply, time.monotonic()))
         except RemoteError as wrong:
             error = str(wrong)
         except Exception as wrong:
             error = f'{type(wrong).__name__}: {wrong}'
         self.status.end(self.performer.used, time.monotonic() - began)
         with self._changed:
-            self._act(self.machine.fail(error) if error else self.machine.on_done())
+            self._act(self.machine.fail(error) if error else self.machine.on_done(time.monotonic()))
 
     # -- events ----------------------------------------------------------------------------------
 
     def _on_frame(self, message: Any) -> None:
         with self._changed:
-            self._act(self.machine.on_frame(message.incarnation, frame_of(message),
-                                            time.monotonic()))
-            self._changed.notify_all()
+            now = time.monotonic()
+            actions = self.machine.on_frame(message.incarnation, frame_of(message), now)
+            self._changed.notify_all()   # before the rest, so that the main thread wakes meanwhile
+            if now >= self.machine.deadline:
+                actions += self.machine.on_time(now)
+            self._act(actions)
 
     def _on_ack(self, message: Any) -> None:
         with self._changed:
-            self._act(self.machine.on_ack(message.incarnation, message.number, message.error,
+            self._act(self.machine.on_ack(message.incarnation, ack_of(message), message.error,
                                           time.monotonic()))
             self._changed.notify_all()
 
     def _on_time(self) -> None:
         now = time.monotonic()
         with self._changed:
+            self._rings = math.inf
             self.link.release(now)
             self._act(self.machine.on_time(now))
 
@@ -231,12 +242,16 @@ class _Worker:
                 self._changed.notify_all()
             elif isinstance(action, SendFrame):
                 self.link.send(len(action.frame.data),
-                               partial(self.down.publish, to_ros(action)), now)
+                               partial(self.down.publish, to_ros(action)), now, lossy=True)
             elif action.error:
                 self.acks.publish(to_ros(action))   # skip the emulated link: the process ends soon
             else:
-                self.link.send(0, partial(self.acks.publish, to_ros(action)), now)
-        self._alarm.set(min(self.machine.deadline, self.link.deadline))
+                self.link.send(0, partial(self.acks.publish, to_ros(action)), now, lossy=True)
+        # A later deadline does not move the alarm, since nearly every event has one: an alarm that
+        # rings too early costs less.
+        if (deadline := min(self.machine.deadline, self.link.deadline)) < self._rings:
+            self._rings = deadline
+            self._alarm.set(deadline)
 
 
 def room(memory: int) -> int:
