@@ -67,6 +67,7 @@ class Puppet:
         self._status_seen = None
         self.channel = Channel(node, WORKER, f'/{robot}/', self._on_message, lambda error: None,
                                keyed=key is not None)
+        self.channel.listen()
         self._status = node.create_publisher(TrainingStatus, f'/{robot}/training_status',
                                              qos.STATUS)
         self._register = ServiceClient(node, Register, '/rog/register', key and Caller(

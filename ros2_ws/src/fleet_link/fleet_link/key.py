@@ -56,7 +56,12 @@ class Key(NamedTuple):
         return self if self.robot else Key(self.secret_of(robot), robot, Signer(self).public)
 
     def secret_of(self, robot: str) -> bytes:
-        """Return the secret of the key of ``robot``; only a holder of the fleet key can."""
+        """Return the secret of the key of ``robot``.
+
+        A holder of the fleet key can, or of this robot's key.
+        """
+        if self.robot and self.robot == robot:
+            return self.secret
         return derived(self.own().secret, 'robot', robot)
 
     def control(self) -> bytes:

@@ -79,8 +79,9 @@ class Session:
 
     def __init__(self, secret: bytes, robot: int, server: int) -> None:
         self.number = robot ^ server
-        self.to_server = Seal(derived(secret, 'to server', robot, server))
-        self.to_robot = Seal(derived(secret, 'to robot', robot, server))
+        self.secrets = (derived(secret, 'to server', robot, server),
+                        derived(secret, 'to robot', robot, server))
+        self.to_server, self.to_robot = map(Seal, self.secrets)
 
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Answerer:
         try:
             content = Seal(derived(self._secret_of(robot), 'ask')).decrypted(
                 nonce, sealed[size + NONCE:], name + service.encode())
-        except SealError as error:
+        except (SealError, KeyFileError) as error:
             raise SealError(f'in the name of {robot[:80]!r}: {error}') from None
         life, server, number = _CALL.unpack_from(content)
         if server != self.life:

@@ -17,6 +17,7 @@ from fleet_link.errors import SealError
 from fleet_link.seal import Seal
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
+from rclpy.subscription import Subscription
 
 from .receiving import Receiving, subscribe
 from .sealing import seal, unseal
@@ -44,13 +45,12 @@ class Channel:
     ``base``: beginning of the topics' names. ``take(message)``: called for each message of the
     peer, whose seal is open. ``refused(error)``: called for each message whose seal our key does
     not open. ``link``: emulates a link; by default there is only the real one. ``keyed``: whether
-    nothing is sent or taken before `keep`. ``apart``: receive in a thread of its own, see
-    `Receiving`.
+    nothing is sent or taken before `keep`.
     """
 
     def __init__(self, node: Node, topics: Topics, base: str, take: Callable[[Any], None],
                  refused: Callable[[SealError], None], link: ShapedLink | None = None,
-                 keyed: bool = False, apart: bool = False) -> None:
+                 keyed: bool = False) -> None:
         self.link = link or ShapedLink()
         self._node, self._topics, self._take, self._refused = node, topics, take, refused
         self._keyed = keyed
@@ -60,11 +60,19 @@ class Channel:
         self._closed = False
         self.publishers = {kind: node.create_publisher(message, base + topic, topics.profile)
                            for kind, (message, topic) in topics.sends.items()}
-        names = {base + topic: (kind, self._on_message) for kind, topic in topics.takes.items()}
-        self._receiving = Receiving(node, names, topics.profile) if apart else None
-        self._subscriptions = [] if apart else [
-            subscribe(node, kind, name, take, topics.profile)
-            for name, (kind, take) in names.items()]
+        self._base = base
+        self._receiving: Receiving | None = None
+        self._subscriptions: list[Subscription] = []
+
+    def listen(self, apart: bool = False) -> None:
+        """Receive from now on; ``apart``: in a thread of its own, see `Receiving`."""
+        names = {self._base + topic: (kind, self._on_message)
+                 for kind, topic in self._topics.takes.items()}
+        if apart:
+            self._receiving = Receiving(self._node, names, self._topics.profile)
+        else:
+            self._subscriptions = [subscribe(self._node, kind, name, take, self._topics.profile)
+                                   for name, (kind, take) in names.items()]
 
     def keep(self, sends: Seal, takes: Seal, session: int) -> None:
         """Seal what is sent, and take only what the peer has sealed, from now on.
@@ -85,6 +93,16 @@ class Channel:
         ``lossy``: see `ShapedLink`.
         """
         self.link.send(self._topics.payload(value), partial(self._leave, value), now, lossy)
+
+    def say(self, value: Any) -> None:
+        """Send a value now, around the emulated link: the process ends soon."""
+        self._leave(value)
+        self.flush()
+
+    @property
+    def is_heard(self) -> bool:
+        """Return whether DDS has found a subscription for everything that is sent."""
+        return all(publisher.get_subscription_count() for publisher in self.publishers.values())
 
     def _leave(self, value: Any) -> None:
         if self.is_open:
@@ -132,6 +150,7 @@ class Channel:
         self._closed = True
         if self._receiving is not None:
             self._receiving.close()
+            self._receiving = None
         for publisher in self.publishers.values():
             self._node.destroy_publisher(publisher)
         for subscription in self._subscriptions:

@@ -2,8 +2,8 @@
 
 A message whose type has a field ``tag`` stays readable: the tag proves all its other fields. A
 message without it has a ``packet`` number; its field ``values`` or ``data`` is encrypted, and the
-other fields are proved with it. A call and its answer are encrypted whole, in the field ``sealed`` of a request and
-a response that are empty otherwise.
+other fields are proved with it. A call and its answer are encrypted whole, in the field ``sealed``
+of a request and a response that are empty otherwise.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ServiceClient:
 
     def __init__(self, node: Node, kind: Any, name: str, caller: Caller | None,
                  refused: Callable[[str], None]) -> None:
-        self._client = node.create_client(kind, name)
+        self._node, self._client = node, node.create_client(kind, name)
         self._kind, self._caller, self._refused = kind, caller, refused
         self._pending: dict[Future, Future] = {}   # future of the caller -> future of the call
         self.srv_name: str = self._client.srv_name
@@ -198,6 +198,11 @@ class ServiceClient:
     def remove_pending_request(self, future: Future) -> None:
         """Forget a call."""
         self._client.remove_pending_request(self._pending.pop(future, future))
+
+    def close(self) -> None:
+        """Remove the client from its node."""
+        self._pending.clear()
+        self._node.destroy_client(self._client)
 
     def _ask(self, caller: Caller, request: bytes, future: Future, again: int) -> None:
         call = caller.call(_name(self._kind), request)

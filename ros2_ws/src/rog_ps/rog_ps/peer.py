@@ -33,6 +33,7 @@ class Peer:
         self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
         self.channel = Channel(node, SERVER, base, partial(node.on_message, robot),
                                partial(node.on_unproved, robot), link, node.keyed)
+        self.channel.listen()
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session

@@ -122,6 +122,7 @@ class WorkerNode(ManagedNode):
         """Make the topics, the timers, and the guard conditions that wake the ROS executor."""
         self.channel = Channel(self, WORKER, '', self._on_message, self._on_unproved, self.link,
                                self._key is not None)
+        self.channel.listen()
         self.create_subscription(FleetStatus, self.settings.server_namespace + '/fleet_status',
                                  self._on_fleet, qos.HEARTBEAT)
         self.registration = Registration(self, self._key)

@@ -47,7 +47,7 @@ class NoProcesses:
     def listen(self, ended, gone):
         self.ended = ended
 
-    def begin(self, program, incarnation):
+    def begin(self, program, incarnation, keys):
         if not self.hangs:
             # in another thread, because the caller holds the lock that `ended` needs
             threading.Thread(target=self.ended, args=(program, 1, WHY)).start()

@@ -115,6 +115,7 @@ class Client:
         self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
         self._channel = Channel(node, CLIENT, 'lopinfer/', self._on_message, self._on_unproved,
                                 options.link, self._key is not None)
+        self._channel.listen()
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(Plan.device_only(traced.graph))
         self._jobs = ThreadPoolExecutor(1, 'lopinfer')

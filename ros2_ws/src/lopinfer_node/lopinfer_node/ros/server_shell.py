@@ -221,6 +221,7 @@ class Server:
                     self.node, SERVER, f'/{client}/lopinfer/', partial(self._on_message, client),
                     partial(self._on_unproved, client), self.options.link(),
                     self._answerer is not None)
+                self._channels[client].listen()
                 self.node.get_logger().info(f'{action.client} joins')
             elif isinstance(action, Leave):
                 self._channels.pop(action.client).close()

@@ -17,7 +17,9 @@ from typing import Any
 from fleet_env.command import how_it_ended
 from fleet_env.errors import FleetEnvError
 from fleet_env.settings.base import Text, changed, from_flat, knobs
+from fleet_link.errors import KeyFileError
 from fleet_ros.ending import launched
+from fleet_ros.exposure import team_key
 from fleet_ros.network_options import add_network_options, join_network
 
 from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
@@ -34,9 +36,12 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser('run', help='run a program whose "cuda" is a server\'s',
                               usage='rrto run [OPTION ...] -- COMMAND ...')
     for knob in knobs(Settings):
-        parser.add_argument('--' + re.sub('[._]', '-', knob.name), dest=knob.name,
+        short = ['--key'] * (knob.name == 'security.key')
+        parser.add_argument(*short, '--' + re.sub('[._]', '-', knob.name), dest=knob.name,
                             metavar='X',
                             help=knob.help.replace('%', '%%'))
+    parser.add_argument('--open', dest='security.open', action='store_const', const='true',
+                        help='the same as --security-open true')
     add_network_options(parser, without=['namespace'])  # `Settings` has the namespace option
     parser.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND',
                         help='the program and its arguments')
@@ -58,14 +63,22 @@ def call(options: Any) -> int:
         settings = from_flat(Settings, {key: Text(text) for key, text in vars(options).items()
                                         if isinstance(text, str)}, '--')
         settings.shaped_link()
+        if settings.security.key:   # the program may change its folder
+            settings = changed(settings, security={'key': os.path.abspath(settings.security.key)})
         join_network(options, quiet=True)
-    except FleetEnvError as error:
+        team_key(settings.security)   # refuses the network before anything joins it
+    except (FleetEnvError, KeyFileError) as error:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
     if settings.server:
         return become(command, settings)
     # To save time, start a server now, while the search for a running server continues.
-    with server_process() as (name, process):
+    access: dict[str, str] = {}
+    if settings.security.key:
+        access['security.key'] = settings.security.key
+    if settings.security.open:
+        access['security.open'] = 'true'
+    with server_process(**access) as (name, process):
         if find(AT_ONCE, without=name):
             process.kill()
             process.wait()

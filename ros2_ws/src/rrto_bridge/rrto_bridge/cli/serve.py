@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet_ros.network_options import add_network_options, join_network
+from fleet_ros.network_options import add_access_options, add_network_options, join_network
 
 
 def add_parser(verbs: Any) -> None:
@@ -17,6 +17,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument('--lease', type=float, metavar='SECONDS',
                         help='silence after which a program is dropped')
     parser.add_argument('--threads', type=int, help='computing threads')
+    add_access_options(parser)
     add_network_options(parser, without=['namespace'])
     parser.set_defaults(call=call)
 
@@ -27,6 +28,7 @@ def call(options: Any) -> int:
     from ..server.main import server_main
     given = [(k, getattr(options, k))
              for k in ('name', 'device', 'memory', 'programs', 'lease', 'threads')]
+    given += [('security.key', options.key or None), ('security.open', options.open or None)]
     arguments = [part for key, value in given if value is not None
                  for part in ('-p', f'{key}:={value}')]
     return server_main(['rrto_server', '--ros-args', *arguments])

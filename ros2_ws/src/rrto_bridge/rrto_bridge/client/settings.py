@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fleet_env.settings.base import setting
+from fleet_env.settings.fleet import AccessConfig
 from fleet_ros.link import LinkSettings
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
@@ -22,6 +23,7 @@ _VARIABLE = 'RRTO_SETTINGS'
 class Settings(LinkSettings):
     """Settings of a program, and options of `rrto run`."""
 
+    security: AccessConfig = AccessConfig()
     mode: Literal['replay', 'async', 'cached', 'rpc'] = setting('replay', 'how calls are sent')
     server: str = setting('', 'name of the server; empty: use any server, or start one on this '
                               'machine if none is found', empty=True)

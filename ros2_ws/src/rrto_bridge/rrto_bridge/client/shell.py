@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -28,11 +27,15 @@ from typing import Any
 import rclpy
 import torch
 from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.settings.fleet import AccessConfig
+from fleet_link.seal import Caller, Session
 from fleet_ros.alarm import Alarm
+from fleet_ros.channel import Channel
 from fleet_ros.environment import ros_home
+from fleet_ros.exposure import team_key
 from fleet_ros.middleware import other_middleware
 from fleet_ros.process import explained, is_users
-from fleet_ros.receiving import Receiving
+from fleet_ros.sealing import ServiceClient
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
@@ -42,7 +45,7 @@ from rrto_msgs import msg, srv
 
 from ..protocol import qos
 from ..protocol.allow import operators_digest
-from ..protocol.convert import ack_of, frame_of, to_ros
+from ..protocol.convert import PROGRAM, ack_of, frame_of
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
 from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, sending
@@ -70,13 +73,14 @@ class LinkOptions:
     """Options of a `Link`.
 
     `server`: name of the server, '' for any server; `namespace`: namespace of the program's node;
-    `link`: the emulated link.
+    `link`: the emulated link; `access`: the key.
     """
 
     mode: str
     server: str = ''
     namespace: str = ''
     link: ShapedLink = field(default_factory=ShapedLink)
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 class Link(Port):
@@ -105,6 +109,8 @@ class Link(Port):
         self.stream = Stream(MESSAGE)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
+        self._key = team_key(options.access)
+        self._unproved = ''                  # why an answer or a message of the server was ignored
         self._inbox: deque[bytes] = deque()
         # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
@@ -113,7 +119,7 @@ class Link(Port):
         self._answered = threading.Event()   # whether the server has said that the session is over
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
-        self._receiving: Receiving | None = None
+        self._channel: Channel | None = None
         self._made = ExitStack()             # releases what this link has made, the newest first
         try:
             self._join(options.namespace)
@@ -156,14 +162,20 @@ class Link(Port):
     def _create_topics(self) -> None:
         base = f'/rrto/{self.server}/{self.program}/'
         node = self.node
-        self._up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
-        self._acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
-        self._receiving = Receiving(node, {
-            base + 'down': (msg.Frame, self._ending_waits(self._on_frame)),
-            base + 'up_ack': (msg.Ack, self._ending_waits(self._on_ack))}, qos.STREAM)
+        self._channel = Channel(node, PROGRAM, base, self._ending_waits(self._on_message),
+                                self._note_unproved, self._link, self._key is not None)
+        self._channel.listen(apart=True)
+
+    def _note_unproved(self, error: Exception | str) -> None:
+        self._unproved = str(error)
 
     def _open(self) -> float:
-        client = self.node.create_client(srv.Open, f'/rrto/{self.server}/open')
+        caller, secret = None, b''
+        if self._key is not None:
+            secret = (self._key if self._key.robot else self._key.of(self.program)).secret
+            caller = Caller(secret, self._key.robot or self.program, self._incarnation)
+        client = ServiceClient(self.node, srv.Open, f'/rrto/{self.server}/open', caller,
+                               self._note_unproved)
         if not client.wait_for_service(LIMIT):
             if strange := other_middleware(self.node, f'/rrto/{self.server}/open'):
                 raise ConfigError(strange)
@@ -182,13 +194,18 @@ class Link(Port):
             except Empty:
                 continue
         else:
-            raise ConfigError(f'server {self.server!r} does not answer')
-        self.node.destroy_client(client)
+            raise ConfigError(f'server {self.server!r} does not answer'
+                              + f'; {self._unproved}' * bool(self._unproved))
+        client.close()
         if not response.accepted:
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
+        assert self._channel is not None
+        if caller is not None:
+            session = Session(secret, self._incarnation, caller.server)
+            self._channel.keep(session.to_server, session.to_robot, self._incarnation)
         limit = time.monotonic() + TURN
-        while self._up.get_subscription_count() < 1 or self._acks.get_subscription_count() < 1 \
-                or self.node.count_publishers(f'/rrto/{self.server}/{self.program}/down') < 1:
+        while not self._channel.is_heard or self.node.count_publishers(
+                f'/rrto/{self.server}/{self.program}/down') < 1:
             if self.lost:
                 raise LinkError(f'server {self.server!r} is lost: {self.lost}')
             if time.monotonic() > limit:
@@ -232,17 +249,18 @@ class Link(Port):
             self._fail(ENDS)
         end = time.monotonic() + qos.LAST_WORDS
         while not lost and not self._answered.is_set() and time.monotonic() < end \
-                and self._acks.get_subscription_count():
+                and self._channel is not None and self._channel.is_heard:
             self._say_end()
             self._answered.wait(qos.AGAIN)
         self._made.close()
 
     def _say_end(self) -> None:
-        self._acks.publish(to_ros(SendAck('', self._incarnation, None, 'it ends')))
+        if self._channel is not None:
+            self._channel.say(SendAck('', self._incarnation, None, 'it ends'))
 
     def _stop_receiving(self) -> None:
-        if self._receiving is not None:
-            self._receiving.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _forked(self) -> None:
         """Detach a forked child, so that its exit does not end the parent's session.
@@ -346,11 +364,13 @@ class Link(Port):
             self._alarm.set(deadline)
 
     def _send(self, packets: Sequence[Frame | Ack], now: float) -> None:
-        for packet in packets:
-            publisher, size = (self._acks, 0) if isinstance(packet, Ack) else (
-                self._up, len(packet.data))
-            message = to_ros(sending(packet, '', self._incarnation))
-            self._link.send(size, partial(publisher.publish, message), now, lossy=True)
+        if self._channel is not None:
+            for packet in packets:
+                self._channel.send(sending(packet, '', self._incarnation), now, lossy=True)
+            self._channel.flush()
+
+    def _on_message(self, message: Any) -> None:
+        (self._on_frame if isinstance(message, msg.Frame) else self._on_ack)(message)
 
     def _on_frame(self, message: Any) -> None:
         if message.incarnation != self._incarnation or self.lost:
@@ -393,7 +413,9 @@ class Link(Port):
     def _on_alarm(self) -> None:
         with self._changed:
             self._rings = math.inf
-            self._link.release(time.monotonic())
+            if self._channel is not None:
+                self._channel.release(time.monotonic())
+                self._channel.flush()
             self._poll()
 
     def _on_timer(self) -> None:

@@ -34,6 +34,9 @@ def connect(settings: Settings) -> Any:
     Any other thread raises ConfigError, because it only waits for the return of a lost server.
     Raises LinkError if the server accepts the program, but cannot serve it.
     """
+    from fleet_env.errors import SettingError
+    from fleet_link.errors import KeyFileError
+
     from ..client.journal import Journal
     from ..client.percall import PerCall
     from ..client.replaying import Replaying
@@ -41,8 +44,8 @@ def connect(settings: Settings) -> Any:
     from ..protocol.errors import ConfigError
     try:
         link = Link(LinkOptions(settings.mode, settings.server, settings.namespace,
-                                settings.shaped_link()))
-    except ConfigError as error:
+                                settings.shaped_link(), settings.security))
+    except (ConfigError, SettingError, KeyFileError) as error:
         if threading.current_thread() is threading.main_thread():
             print(f'rrto: {error}', file=sys.stderr)
             raise SystemExit(1) from None

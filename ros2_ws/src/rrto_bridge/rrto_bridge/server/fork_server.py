@@ -99,11 +99,11 @@ class ForkServer:
                     return
                 asked = json.loads(data)
                 if 'begin' in asked:
-                    self._begin(asked['begin'], asked['incarnation'])
+                    self._begin(asked['begin'], asked['incarnation'], asked['keys'])
                 elif asked['kill'] in self.processes:
                     signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
 
-    def _begin(self, program: str, incarnation: int) -> None:
+    def _begin(self, program: str, incarnation: int, keys: list[str]) -> None:
         me, child, descriptor = os.getpid(), 0, -1
         try:
             child = os.fork()
@@ -125,8 +125,8 @@ class ForkServer:
             self.link.close()
             for descriptor in self.processes.values():
                 os.close(descriptor)
-            serve(Task(self.server, program, incarnation, self.device, self.folder, self.settings),
-                  me)
+            serve(Task(self.server, program, incarnation, tuple(map(bytes.fromhex, keys)),
+                       self.device, self.folder, self.settings), me)
         self.ids[program] = child
         self.processes[program] = descriptor
 

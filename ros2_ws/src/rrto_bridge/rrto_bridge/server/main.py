@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_ros.ending import Interruption
+from fleet_ros.exposure import look_before
 from fleet_ros.process import run, spin_until
 
 
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve programs until stopped; return 0 for a clean end."""
-    return run(_build_server, _serve, args, ('rrto_bridge',))
+    return run(_build_server, _serve, args, ('rrto_bridge',),
+               lambda given: look_before('rrto_server', '/', given))
 
 
 def _build_server() -> Any:

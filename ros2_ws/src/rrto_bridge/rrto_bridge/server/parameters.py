@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet_env.settings.base import setting
-from fleet_env.settings.fleet import DEVICE
+from fleet_env.settings.fleet import DEVICE, AccessConfig
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 
@@ -13,6 +13,7 @@ from .machine import Limits
 class ServerSettings(ManagedSettings, LinkSettings, Limits):
     """Settings of the server."""
 
+    security: AccessConfig = AccessConfig()
     name: str = setting('', 'name of the server, letters, digits and single underscores; empty: '
                             "the machine's name", empty=True)
     device: str = setting('auto', 'device that computes', **DEVICE)

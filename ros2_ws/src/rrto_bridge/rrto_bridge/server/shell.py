@@ -12,6 +12,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -24,7 +25,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleet_env.command import how_it_ended
+from fleet_link.seal import Answerer, Call, Session
 from fleet_ros.alarm import Alarm
+from fleet_ros.exposure import team_key
+from fleet_ros.sealing import seal, serve
 from rclpy.node import Node
 from rrto_msgs import msg, srv
 
@@ -118,9 +122,9 @@ class ForkServerProcess:
         except OSError:
             return b''
 
-    def begin(self, program: str, incarnation: int) -> None:
-        """Start the process of a program."""
-        self._say(begin=program, incarnation=incarnation)
+    def begin(self, program: str, incarnation: int, keys: Sequence[bytes]) -> None:
+        """Start the process of a program; `keys`: see `worker.Task`."""
+        self._say(begin=program, incarnation=incarnation, keys=[key.hex() for key in keys])
 
     def kill(self, program: str) -> None:
         """Kill the process of a program."""
@@ -148,7 +152,8 @@ class ForkServerProcess:
 class _Program:
     """The status file of one program, and the publisher of acknowledgements to this program."""
 
-    def __init__(self, server: Server, program: str) -> None:
+    def __init__(self, server: Server, program: str, session: Session | None) -> None:
+        self.session = session     # None: there is no key
         self.path = server.folder / program
         self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
@@ -170,7 +175,7 @@ class _Program:
             return False
         if now >= self.at:
             if self.acks.get_subscription_count():
-                self.acks.publish(self.last)
+                self.acks.publish(seal(self.session.to_robot if self.session else None, self.last))
                 self.at = now + AGAIN * 2 ** self.told
                 self.told += 1
             else:
@@ -187,6 +192,10 @@ class Server:
 
     def __init__(self, node: Node, name: str, settings: ServerSettings) -> None:
         self.node, self.name, self.settings = node, name, settings
+        key = team_key(settings.security)
+        self._answerer = key and Answerer(key.secret_of, secrets.randbits(63))
+        if key is not None and key.robot:
+            node.get_logger().info(f"serves only {key.robot}, as this is its key, not the fleet's")
         self.folder, self._lock = _folder()
         self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         try:
@@ -216,7 +225,8 @@ class Server:
         self._alarm = Alarm(self._on_time, node)
         self._fork_server.listen(self._on_ended, self._on_gone)
         self._status = node.create_publisher(msg.ServerStatus, f'/rrto/{name}/status', qos.STATUS)
-        node.create_service(srv.Open, f'/rrto/{name}/open', self._on_open)
+        serve(node, srv.Open, f'/rrto/{name}/open', self._on_open, self._answerer,
+              self._note_refusal)
         node.create_timer(LOOK, self._report)
 
     def pause(self, paused: bool) -> None:
@@ -244,7 +254,13 @@ class Server:
 
     # -- events ----------------------------------------------------------------------------------
 
-    def _on_open(self, request: Any, response: Any) -> Any:
+    def _note_refusal(self, reason: str) -> None:
+        self.node.get_logger().warning(reason, throttle_duration_sec=5.0)
+
+    def _on_open(self, request: Any, response: Any, call: Call | None) -> Any:
+        if call is not None and call.life != request.incarnation:
+            response.reason = 'the session must be that of the process that asks'
+            return response
         asked = OpenRequest(request.protocol, request.program, request.incarnation, request.torch,
                             request.operators)
         now = time.monotonic()
@@ -253,7 +269,10 @@ class Server:
             try:
                 response.reason, actions = self.machine.on_open(asked, now)
                 if not response.reason and asked.program not in self._programs:
-                    self._programs[asked.program] = _Program(self, asked.program)
+                    session = None
+                    if call is not None and self._answerer is not None:
+                        session = self._answerer.session(call, self._answerer.life)
+                    self._programs[asked.program] = _Program(self, asked.program, session)
             except Exception as error:   # an error in one request must not end the server
                 response.reason = f'the server cannot serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
@@ -312,7 +331,9 @@ class Server:
         for action in actions:
             match action:
                 case Begin(program, incarnation):
-                    self._fork_server.begin(program, incarnation)
+                    session = self._programs[program].session
+                    self._fork_server.begin(program, incarnation,
+                                            session.secrets if session else ())
                     self.node.get_logger().info(f'{program} joins')
                 case Kill(program):
                     self._fork_server.kill(program)

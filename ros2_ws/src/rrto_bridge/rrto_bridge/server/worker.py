@@ -15,16 +15,16 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import rclpy
 import torch
+from fleet_link.seal import Seal
 from fleet_ros.alarm import Alarm
+from fleet_ros.channel import Channel
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with, limit_leaving
-from fleet_ros.receiving import Receiving
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.node import Node
@@ -35,9 +35,9 @@ from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
 from ..execution.weights import Weights
 from ..protocol import qos
-from ..protocol.convert import ack_of, frame_of, to_ros
+from ..protocol.convert import SERVER, ack_of, frame_of
 from ..protocol.errors import RemoteError
-from ..protocol.messages import ENDED, SendFrame
+from ..protocol.messages import ENDED, SendAck
 from .parameters import ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
@@ -61,11 +61,15 @@ def _server_has_ended(*_: Any) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The program that this process serves; `folder` contains status files and weights."""
+    """The program that this process serves; `folder` contains status files and weights.
+
+    `keys`: secrets of the seals of what comes and of what is sent; empty: there is no key.
+    """
 
     server: str
     program: str
     incarnation: int
+    keys: tuple[bytes, ...]
     device: str
     folder: Path
     settings: ServerSettings
@@ -116,8 +120,11 @@ class _Worker:
         # whether this process could send this reason to the program.
         self.reason, self.fault, self.told = '', False, True
         base = f'/rrto/{task.server}/{task.program}/'
-        self.down = self.node.create_publisher(msg.Frame, base + 'down', qos.STREAM)
-        self.acks = self.node.create_publisher(msg.Ack, base + 'up_ack', qos.STREAM)
+        self.channel = Channel(self.node, SERVER, base, self._on_message, lambda error: None,
+                               self.link, bool(task.keys))
+        if task.keys:
+            takes, sends = map(Seal, task.keys)
+            self.channel.keep(sends, takes, task.incarnation)
         self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
         self._alarm, self._rings = Alarm(self._on_time), math.inf   # time of the next alarm
         self._spinning = Spinning(self.node)
@@ -125,9 +132,7 @@ class _Worker:
         memory = settings.memory << 20
         limit_memory(self.device, memory + room(memory))
         self._wait_for_program()
-        self._receiving = Receiving(self.node, {
-            base + 'down_ack': (msg.Ack, self._on_ack),
-            base + 'up': (msg.Frame, self._on_frame)}, qos.STREAM)
+        self.channel.listen(apart=True)
         with self._changed:
             self._act(())
 
@@ -138,7 +143,7 @@ class _Worker:
         this wait.
         """
         end = time.monotonic() + PATIENCE
-        while not (self.down.get_subscription_count() and self.acks.get_subscription_count()):
+        while not self.channel.is_heard:
             if time.monotonic() > end:
                 self.told = False    # the supervisor then sends the reason to the program
                 with self._changed:
@@ -189,7 +194,7 @@ class _Worker:
         """Leave the ROS graph."""
         limit_leaving()
         self._spinning.close()
-        self._receiving.close()
+        self.channel.close()
         self._alarm.close()
         self.node.destroy_node()
         self._ros.try_shutdown()
@@ -212,6 +217,9 @@ class _Worker:
 
     # -- events ----------------------------------------------------------------------------------
 
+    def _on_message(self, message: Any) -> None:
+        (self._on_frame if isinstance(message, msg.Frame) else self._on_ack)(message)
+
     def _on_frame(self, message: Any) -> None:
         with self._changed:
             now = time.monotonic()
@@ -231,7 +239,7 @@ class _Worker:
         now = time.monotonic()
         with self._changed:
             self._rings = math.inf
-            self.link.release(now)
+            self.channel.release(now)
             self._act(self.machine.on_time(now))
 
     def _act(self, actions: Sequence[Action]) -> None:
@@ -240,13 +248,11 @@ class _Worker:
             if isinstance(action, End):
                 self.reason, self.fault = action.reason, action.fault
                 self._changed.notify_all()
-            elif isinstance(action, SendFrame):
-                self.link.send(len(action.frame.data),
-                               partial(self.down.publish, to_ros(action)), now, lossy=True)
-            elif action.error:
-                self.acks.publish(to_ros(action))   # skip the emulated link: the process ends soon
+            elif isinstance(action, SendAck) and action.error:
+                self.channel.say(action)
             else:
-                self.link.send(0, partial(self.acks.publish, to_ros(action)), now, lossy=True)
+                self.channel.send(action, now, lossy=True)
+        self.channel.flush()
         # A later deadline does not move the alarm, since nearly every event has one: an alarm that
         # rings too early costs less.
         if (deadline := min(self.machine.deadline, self.link.deadline)) < self._rings:
