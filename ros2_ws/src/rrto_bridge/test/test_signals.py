@@ -73,7 +73,7 @@ def test_a_signal_during_the_first_connection_does_not_connect_again():
 
 
 @pytest.mark.parametrize('interrupted', ['Node', 'bound_parameters', 'Spinning', 'Alarm',
-                                         'find_server', 'Receiving'])
+                                         'find_server', 'Channel'])
 def test_a_link_that_is_interrupted_anywhere_leaves_nothing_behind(interrupted, monkeypatch):
     def stop(*_, **__):
         raise Stop
