@@ -255,9 +255,13 @@ class ParameterServerNode(ManagedNode):
         """Handle a status message of a robot.
 
         The status counts as a heartbeat and is recorded. It may say that the robot pauses or stops.
+        Whoever shows the fleet gets it, too, also before the robot has registered.
         """
+        if message.robot != robot:
+            return
+        self._reports.relay.publish(message)
         now, member = time.monotonic(), self.machine.members.get(robot)
-        if member is None or message.robot != robot or member.state == AWAY \
+        if member is None or member.state == AWAY \
                 or message.incarnation != process_of(member.incarnation):
             if robot in self._presence.away:
                 # The link to the robot is back. Publish a status now, so that the robot learns at

@@ -15,7 +15,7 @@ from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
 from rog_core.server.deadlines import mta_time
 from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
-from rog_msgs.msg import FleetStatus, RobotStatus
+from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.heartbeat import is_due
 from rog_ros.servers import this_process, this_version
@@ -30,11 +30,16 @@ STATES = {'pulling': 'training', 'draining': 'training'}
 
 
 class Reports:
-    """Publishes `fleet_status` and diagnostics (REP-107)."""
+    """Publishes `fleet_status`, the robots' statuses again, and diagnostics (REP-107).
+
+    Whoever shows the fleet takes the statuses of all robots from the server, so that each of them
+    passes the robot's link only once.
+    """
 
     def __init__(self, node: Node, claim: Claim, signature: Signature | None) -> None:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
+        self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
         self._last = -math.inf               # time of the last status
