@@ -42,17 +42,17 @@ class Reports:
         self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
-        self._last = -math.inf               # time of the last status
+        self.last = -math.inf                # time of the last status
         # The last query for publishers: the time of the query, the number of messages that had
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
-    def is_due(self, machine: ServerMachine, limit: float) -> bool:
-        """Return whether the slowest link can take another status; ``limit``: heartbeat limit."""
+    def is_due(self, machine: ServerMachine) -> bool:
+        """Return whether the slowest link can take another status."""
         nbytes = ON_AIR + ON_AIR_ROBOT * len(machine.members)
         rate = min((m.link.speed.careful for m in machine.members.values() if m.alive),
                    default=math.inf)
-        return is_due(time.monotonic() - self._last, nbytes, rate, limit)
+        return is_due(time.monotonic() - self.last, nbytes, rate)
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
         """Publish the fleet's status.
@@ -60,7 +60,7 @@ class Reports:
         :param elapsed: seconds of training until now.
         :param paused: robots that are paused.
         """
-        self._last = now = time.monotonic()
+        self.last = now = time.monotonic()
         active = machine.active()
         self.count += 1
         message = FleetStatus(
