@@ -18,10 +18,13 @@ RECEIVE_BUFFER = 10_000_000  # size in bytes; the kernel limits it to net.core.r
 ANNOUNCED = 5    # seconds between two discovery announcements of a process with Cyclone DDS
 # Seconds between two discovery announcements of a process with Fast DDS. An announcement has
 # more than 500 bytes and goes to every other process, so it is rare off `lo`, where a link may be
-# slow. A process that starts announces itself `FIRST` times at intervals of one second. The key
-# of this table, of the leases and of `INDICES` says whether the fleet uses the interface `lo`.
-ANNOUNCED_FAST = {True: 1, False: 10}
-FIRST = 5
+# slow. But a robot that starts has to hear the server's, as it tells only those that it hears of
+# itself; so a robot's own are rarer. At its start each process announces itself `FIRST` times at
+# intervals of one second. The key of this table, of the leases and of `INDICES` says whether the
+# fleet uses the interface `lo`.
+ANNOUNCED_FAST = {True: 1, False: 4}
+ANNOUNCED_ROBOT = 10
+FIRST = 10
 # Seconds of silence after which processes forget a process. Until then, the first message after an
 # outage arrives; later, the processes have to find each other again. With Fast DDS that takes
 # longer than with Cyclone DDS, so it remembers longer.
@@ -99,6 +102,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         peers.append(own or MULTICAST)
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
+    announced = ANNOUNCED_ROBOT if robot and not here else ANNOUNCED_FAST[here]
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -115,7 +119,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         '<userTransports><transport_id>fleet</transport_id></userTransports>'
         '<useBuiltinTransports>false</useBuiltinTransports><builtin><discovery_config>'
         f'<leaseDuration><sec>{LEASE_FAST[here]}</sec></leaseDuration>'
-        f'<leaseAnnouncement><sec>{ANNOUNCED_FAST[here]}</sec></leaseAnnouncement>'
+        f'<leaseAnnouncement><sec>{announced}</sec></leaseAnnouncement>'
         + (f'<initialAnnouncements><count>{FIRST}</count><period><sec>1</sec></period>'
            '</initialAnnouncements>') * (not here)
         + '</discovery_config>'
