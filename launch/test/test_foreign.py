@@ -76,7 +76,8 @@ def test_garbage_is_dropped_with_a_warning_and_training_goes_on(fleet):
                 for message in (
                         RowChunk(**same, sequence=top, codec=1, segments=1, ids=[0], values=[1]),
                         RowChunk(**same, sequence=0, codec=99, segments=1, ids=[0], values=[1]),
-                        RowChunk(**same, sequence=0, codec=1, segments=65535, ids=[255] * 9, values=[]),
+                        RowChunk(**same, sequence=0, codec=1, segments=65535, ids=[255] * 9,
+                                 values=[]),
                         RowChunk(**same, sequence=0, codec=1, segments=2, ids=[255, 255, 3, 0],
                                  values=[255] * 40),
                         RowAck(incarnation=session, packet=top, mask=2 ** 64 - 1, arrived=1.0),
