@@ -69,16 +69,15 @@ class Run:
     def __init__(self, node, number):
         self._node, self._number = node, number
         self._server = node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
+        self._robots = node.create_publisher(TrainingStatus, '/rog/robots', qos.RELAY)
 
     def train(self, *robots, since):
-        own = {name: self._node.create_publisher(
-            TrainingStatus, f'/{name}/training_status', qos.STATUS) for name in robots}
         self._server.publish(FleetStatus(
             state='training', sync='rsp:4', run=self._number, incarnation=self._number,
             elapsed=since, rows_total=100, mta=0.25, mta_time=0.1,
             robots=[RobotStatus(robot=name, state='training') for name in robots]))
-        for name, publisher in own.items():
-            publisher.publish(TrainingStatus(
+        for name in robots:
+            self._robots.publish(TrainingStatus(
                 robot=name, state='computing', iteration=int(since), evaluated_at=int(since),
                 accuracy=0.5, rows_total=100, rows_pushed=25, link_rate=math.nan, bandwidth=2.0))
 

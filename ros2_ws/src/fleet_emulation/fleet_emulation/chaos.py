@@ -142,8 +142,6 @@ class _Run:
                             ignore=shutil.ignore_patterns('logs', 'parameters', 'filler'))
 
     def _train(self) -> None:
-        for robot in self.fleet.robots:
-            self.monitor.listen(robot.name)
         began = time.monotonic()
         while not self.network.began:
             self.monitor.spin(STEP)

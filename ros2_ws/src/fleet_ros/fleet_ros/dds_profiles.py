@@ -16,14 +16,20 @@ LOOPBACK = 'lo'
 DATAGRAM = 1400
 RECEIVE_BUFFER = 10_000_000  # size in bytes; the kernel limits it to net.core.rmem_max
 ANNOUNCED = 5    # seconds between two discovery announcements of a process with Cyclone DDS
-# Seconds between two discovery announcements of a process with Fast DDS. Fast DDS answers
-# an announcement at most once. If the answer is lost, two processes find each other only
-# at the next announcement. So Fast DDS has to announce more often than Cyclone DDS. The
-# key of this table, of `LEASE` and of `INDICES` says whether the fleet uses the interface
-# `lo`.
-ANNOUNCED_FAST = {True: 1, False: 2}
-# seconds of silence after which processes forget a process; key: whether the fleet uses `lo`
+# Seconds between two discovery announcements of a process with Fast DDS. An announcement has
+# more than 500 bytes and goes to every other process, so it is rare off `lo`, where a link may be
+# slow. But a robot that starts has to hear the server's, as it tells only those that it hears of
+# itself; so a robot's own are rarer. At its start each process announces itself `FIRST` times at
+# intervals of one second. The key of this table, of the leases and of `INDICES` says whether the
+# fleet uses the interface `lo`.
+ANNOUNCED_FAST = {True: 1, False: 4}
+ANNOUNCED_ROBOT = 10
+FIRST = 10
+# Seconds of silence after which processes forget a process. Until then, the first message after an
+# outage arrives; later, the processes have to find each other again. With Fast DDS that takes
+# longer than with Cyclone DDS, so it remembers longer.
 LEASE = {True: 20, False: 150}
+LEASE_FAST = {True: 20, False: 600}
 HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing acknowledgements
 # maximum number of seconds for which Cyclone DDS keeps a deleted writer while its last messages
 # are not acknowledged
@@ -96,6 +102,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         peers.append(own or MULTICAST)
     locators = ''.join(f'<locator><udpv4><address>{peer}</address></udpv4></locator>'
                        for peer in peers)
+    announced = ANNOUNCED_ROBOT if robot and not here else ANNOUNCED_FAST[here]
     period = 'heartbeatPeriod' if version == 2 else 'heartbeat_period'
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -111,8 +118,11 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         '<participant profile_name="fleet" is_default_profile="true"><rtps>'
         '<userTransports><transport_id>fleet</transport_id></userTransports>'
         '<useBuiltinTransports>false</useBuiltinTransports><builtin><discovery_config>'
-        f'<leaseDuration><sec>{LEASE[here]}</sec></leaseDuration>'
-        f'<leaseAnnouncement><sec>{ANNOUNCED_FAST[here]}</sec></leaseAnnouncement></discovery_config>'
+        f'<leaseDuration><sec>{LEASE_FAST[here]}</sec></leaseDuration>'
+        f'<leaseAnnouncement><sec>{announced}</sec></leaseAnnouncement>'
+        + (f'<initialAnnouncements><count>{FIRST}</count><period><sec>1</sec></period>'
+           '</initialAnnouncements>') * (not here)
+        + '</discovery_config>'
         # With this unicast locator, Fast DDS does not listen to multicast.
         + ('<metatrafficUnicastLocatorList><locator><udpv4/></locator>'
            '</metatrafficUnicastLocatorList>') * here

@@ -168,7 +168,7 @@ print(json.dumps(seen))
 MEMBER = '''
 import json, os, sys, time
 from fleet_env.settings.fleet import ReachConfig
-from fleet_ros.dds_profiles import ANNOUNCED_FAST
+from fleet_ros.dds_profiles import FIRST
 from fleet_ros.environment import dds_environment
 network, name, wanted = ReachConfig.model_validate_json(sys.argv[1]), *sys.argv[2:]
 os.environ.update(dds_environment(network, robot=name != 'server'))
@@ -179,7 +179,7 @@ end = time.monotonic() + float(os.environ['LIMIT'])
 while not wanted <= found and time.monotonic() < end:
     found |= {*node.get_node_names()}
     time.sleep(0.05)
-end = time.monotonic() + 2 * ANNOUNCED_FAST[False]  # whoever announces itself does so meanwhile
+end = time.monotonic() + FIRST  # whoever announces itself has done so by then
 while time.monotonic() < end:
     found |= {*node.get_node_names()}
     time.sleep(0.05)

@@ -164,6 +164,14 @@ def test_what_claims_to_be_another_robot_is_left_out(tmp_path):
     assert state.robots['robot1'].iteration == 12
 
 
+def test_statuses_that_the_server_publishes_again_are_as_good(tmp_path):
+    again = [('/rog/robots' if topic.endswith('/training_status') else topic, now, status)
+             for topic, now, status in run()]
+    state, _ = state_of_bag(write(tmp_path / 'bag', again))
+    assert {name: robot.iteration for name, robot in state.robots.items()} == {
+        'robot1': 12, 'robot2': 12}
+
+
 def refused(capsys, path):
     assert main(['plot', str(path)]) == 2
     return capsys.readouterr().err

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from .directory import claim
 from .duplicate_server_check import DuplicateServerWatch
 from .ending import Ending
 from .model_versions import ModelVersions
-from .peer import Peers
+from .peer import Peer, Peers
 from .presence import Presence
 from .registration import Registration
 from .reports import Reports
@@ -50,6 +51,7 @@ from .training_time import TrainingTime
 if TYPE_CHECKING:
     import torch
     from rog_core.server.aggregation import ServerState
+    from rog_core.server.member import Member
 
     from .parent_fleet import ParentFleet
 
@@ -263,37 +265,66 @@ class ParameterServerNode(ManagedNode):
         """Handle a status message of a robot.
 
         The status counts as a heartbeat and is recorded. It may say that the robot pauses or stops.
+        Whoever shows the fleet gets it, too, also before the robot has registered.
         """
-        now, member = time.monotonic(), self.machine.members.get(robot)
-        if member is None or message.robot != robot or member.state == AWAY \
-                or message.incarnation != process_of(member.incarnation):
-            if robot in self._presence.away:
-                # The link to the robot is back. Publish a status now, so that the robot learns at
-                # once that the server counts it as away.
-                self._publish_status()
-            return  # the sender is another process with this name, or must register again
-        try:
-            self.peers[robot].check_status(message, member, self.machine.incarnation,
-                                            self._key is not None)
-        except (RemoteProtocolError, SealError) as error:
-            if member.state == JOINING:
-                return  # the robot has not yet received the answer that accepts its registration
-            self.dropped[robot] += 1
-            self.get_logger().warning(f'dropped a status of {robot}: {error}',
-                                      throttle_duration_sec=5.0)
+        if message.robot != robot:
+            return
+        self._reports.relay.publish(message)
+        member = self._sender_of(robot, message, lambda peer, member: peer.check_status(
+            message, member, self.machine.incarnation, self._key is not None))
+        if member is None:
             return
         if self.peers[robot].is_recorded(message, member):
             self.files.record(lambda recorder: recorder.status(self.elapsed, message))
         self._presence.on_status(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
-            self.act(self.machine.on_leave(robot, member.incarnation, now))
-        elif message.state == EVALUATING and self._ending.begun:
+            self.act(self.machine.on_leave(robot, member.incarnation, time.monotonic()))
+            return
+        if self._above is not None:
+            self._above.note(robot, message.loss, message.accuracy)
+        self._hear(member, message)
+
+    def on_heartbeat(self, robot: str, message: Any) -> None:
+        """Handle a heartbeat of a robot, which sends it when no status is due."""
+        member = self._sender_of(robot, message, lambda peer, _: peer.check_heartbeat(
+            message, self._key is not None))
+        if member is not None:
+            self._hear(member, message)
+
+    def _hear(self, member: Member, message: Any) -> None:
+        """Let a status or heartbeat show that a robot is alive."""
+        now = time.monotonic()
+        if message.state == EVALUATING and self._ending.begun:
             self._ending.wait(now)
         else:
-            if self._above is not None:
-                self._above.note(robot, message.loss, message.accuracy)
-            self.act(self.machine.on_heartbeat(robot, member.incarnation, now, message.loss,
-                                                message.state))
+            self.act(self.machine.on_heartbeat(member.robot, member.incarnation, now, message.loss,
+                                               message.state))
+
+    def _sender_of(self, robot: str, message: Any, check: Callable[[Peer, Member], None]
+                   ) -> Member | None:
+        """Return the member that has sent a status or heartbeat; None: it does not count.
+
+        :param check: raises `RemoteProtocolError` if it cannot be from this member.
+        """
+        member = self.machine.members.get(robot)
+        if member is None or member.state == AWAY \
+                or message.incarnation != process_of(member.incarnation):
+            if robot in self._presence.away:
+                # The link to the robot is back. Publish a status now, so that the robot learns at
+                # once that the server counts it as away.
+                self._publish_status()
+            return None  # the sender is another process with this name, or must register again
+        try:
+            check(self.peers[robot], member)
+        except (RemoteProtocolError, SealError) as error:
+            if member.state == JOINING:
+                # the robot has not yet received the answer that accepts its registration
+                return None
+            self.dropped[robot] += 1
+            self.get_logger().warning(f'dropped a status of {robot}: {error}',
+                                      throttle_duration_sec=5.0)
+            return None
+        return member
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -320,8 +351,12 @@ class ParameterServerNode(ManagedNode):
         if self._ending.is_over(now, self._above is not None and self._above.pushing):
             self.finish()
         self._presence.report_away(self.machine.members.values())
-        if self._reports.is_due(self.machine, self.settings.heartbeat.limit):
+        if self._reports.is_due(self.machine):
             self._publish_status()
+        for member in self.machine.members.values():
+            if member.alive and not self.done:
+                self.peers[member.robot].beat(process_of(self.machine.incarnation),
+                                              self._reports.last, self.settings.heartbeat.limit)
         self._diagnose()
 
     # -- actions ---
@@ -332,9 +367,7 @@ class ParameterServerNode(ManagedNode):
         self._excuse(now)
         for action in actions:
             if isinstance(action, Send):
-                channel = self.peers[action.robot].channel
-                channel.send(action.message, now, lossy=True)
-                channel.flush()
+                self.peers[action.robot].send(action.message, now)
             elif isinstance(action, Notice):
                 self.get_logger().warning(f'{action.robot} {action.what}: {action.detail}')
                 self.files.fault(action.robot, action.what, action.detail)

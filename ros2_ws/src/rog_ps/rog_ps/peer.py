@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_link.seal import Session
 from fleet_ros.channel import Channel
-from fleet_ros.sealing import unseal
+from fleet_ros.sealing import seal, unseal
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
 from rog_core.server.member import Member
-from rog_msgs.msg import TrainingStatus
+from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
+from rog_ros.heartbeat import is_silent
 from rog_ros.parameters import fleet_namespace
 from rog_ros.topics import SERVER
 
@@ -34,19 +35,47 @@ class Peer:
         self.channel = Channel(node, SERVER, base, partial(node.on_message, robot),
                                partial(node.on_unproved, robot), link, node.keyed)
         self.channel.listen()
+        self._heartbeat = node.create_publisher(Heartbeat, base + 'server_heartbeat', qos.HEARTBEAT)
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session
+        # session and serial number of the robot's last heartbeat
+        self._beat: tuple[Session | None, int] = (None, 0)
+        self._beats = 0            # number of heartbeats sent to the robot
+        self._spoke = -math.inf    # time at which the robot was sent anything
         self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
         self._changes = [0, 0]     # how often each field of `_noted` has changed
         node.create_subscription(TrainingStatus, base + 'training_status',
                                  lambda message: node.on_status(robot, message), qos.HEARTBEAT)
+        node.create_subscription(Heartbeat, base + 'heartbeat',
+                                 lambda message: node.on_heartbeat(robot, message), qos.HEARTBEAT)
 
     def join(self, session: Session) -> None:
         """Begin a session with the robot, unless it is the present one."""
         if self.session is None or self.session.number != session.number:
             self.session, self.count = session, 0
             self.channel.keep(session.to_robot, session.to_server, session.number)
+
+    def send(self, value: Any, now: float) -> None:
+        """Send a message of `rog_core.protocol.messages` over the emulated link."""
+        self._spoke = now
+        self.channel.send(value, now, lossy=True)
+        self.channel.flush()
+
+    def beat(self, server: int, said: float, limit: float) -> None:
+        """Send a heartbeat if the robot may take the server for dead.
+
+        :param server: public number of the server's process.
+        :param said: time of the last fleet status.
+        :param limit: the heartbeat limit in seconds.
+        """
+        now = time.monotonic()
+        if not is_silent(now - max(said, self._spoke), limit):
+            return
+        self._spoke = now
+        self._beats += 1
+        self._heartbeat.publish(seal(self.session.to_robot if self.session else None, Heartbeat(
+            incarnation=server, count=self._beats, loss=math.nan)))
 
     def is_recorded(self, message: Any, member: Member) -> bool:
         """Return whether to write a checked status to the record.
@@ -65,21 +94,36 @@ class Peer:
         self._changes = [count + new for count, new in zip(self._changes, changed, strict=True)]
         return True
 
+    def check_heartbeat(self, message: Any, keyed: bool) -> None:
+        """Raise `RemoteProtocolError` for a heartbeat that cannot be from the robot.
+
+        :param keyed: whether the fleet has a key.
+        """
+        of, last = self._beat
+        self._check(message, last if of is self.session else 0, keyed)
+        self._beat = self.session, message.count
+        if message.state in (PAUSED, STOPPED):  # only a status proves that the robot leaves
+            raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
+
+    def _check(self, message: Any, last: int, keyed: bool) -> None:
+        if keyed:
+            if self.session is None:
+                raise RemoteProtocolError('it has not registered')
+            unseal(self.session.to_server, message)
+            if message.count <= last:
+                raise RemoteProtocolError('it comes a second time')
+        if message.state not in (STARVED, EVALUATING, *WORKER.rows):
+            raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
+
     def check_status(self, message: Any, member: Member, server: int, keyed: bool) -> None:
         """Raise `RemoteProtocolError` or `SealError` for a status that cannot be from this member.
 
         :param server: incarnation of the server's state machine.
         :param keyed: whether the fleet has a key.
         """
+        self._check(message, self.count, keyed)
         if keyed:
-            if self.session is None:
-                raise RemoteProtocolError('it has not registered')
-            unseal(self.session.to_server, message)
-            if message.count <= self.count:
-                raise RemoteProtocolError('it comes a second time')
             self.count = message.count
-        if message.state not in (STARVED, EVALUATING, *WORKER.rows):
-            raise RemoteProtocolError(f"it says that the robot is '{message.state}'")
         if message.iteration > member.granted > 0:  # false iterations would fill the record
             raise RemoteProtocolError(f'it must have finished at most iteration {member.granted}, '
                                       f'which was granted, got {message.iteration}')

@@ -15,7 +15,7 @@ from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
 from rog_core.server.deadlines import mta_time
 from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
-from rog_msgs.msg import FleetStatus, RobotStatus
+from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.heartbeat import is_due
 from rog_ros.servers import this_process, this_version
@@ -30,24 +30,29 @@ STATES = {'pulling': 'training', 'draining': 'training'}
 
 
 class Reports:
-    """Publishes `fleet_status` and diagnostics (REP-107)."""
+    """Publishes `fleet_status`, the robots' statuses again, and diagnostics (REP-107).
+
+    Whoever shows the fleet takes the statuses of all robots from the server, so that each of them
+    passes the robot's link only once.
+    """
 
     def __init__(self, node: Node, claim: Claim, signature: Signature | None) -> None:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
+        self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
-        self._last = -math.inf               # time of the last status
+        self.last = -math.inf                # time of the last status
         # The last query for publishers: the time of the query, the number of messages that had
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
-    def is_due(self, machine: ServerMachine, limit: float) -> bool:
-        """Return whether the slowest link can take another status; ``limit``: heartbeat limit."""
+    def is_due(self, machine: ServerMachine) -> bool:
+        """Return whether the slowest link can take another status."""
         nbytes = ON_AIR + ON_AIR_ROBOT * len(machine.members)
         rate = min((m.link.speed.careful for m in machine.members.values() if m.alive),
                    default=math.inf)
-        return is_due(time.monotonic() - self._last, nbytes, rate, limit)
+        return is_due(time.monotonic() - self.last, nbytes, rate)
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
         """Publish the fleet's status.
@@ -55,7 +60,7 @@ class Reports:
         :param elapsed: seconds of training until now.
         :param paused: robots that are paused.
         """
-        self._last = now = time.monotonic()
+        self.last = now = time.monotonic()
         active = machine.active()
         self.count += 1
         message = FleetStatus(

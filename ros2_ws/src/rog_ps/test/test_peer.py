@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from fleet_link.errors import SealError
+from fleet_link.seal import Session
+from fleet_ros.sealing import seal
 from rog_core.errors import RemoteProtocolError
-from rog_msgs.msg import TrainingStatus
+from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ps.peer import Peer
 
 MEMBER = SimpleNamespace(incarnation=5, granted=7)
@@ -12,7 +15,36 @@ MEMBER = SimpleNamespace(incarnation=5, granted=7)
 
 def check(member=MEMBER, **fields):
     status = TrainingStatus(**{'robot': 'robot1', 'state': 'computing', **fields})
-    Peer.check_status(SimpleNamespace(session=None), status, member, 9, keyed=False)
+    Peer.check_status(unkeyed(), status, member, 9, keyed=False)
+
+
+def unkeyed():
+    peer = object.__new__(Peer)
+    peer.session, peer.count, peer._beat = None, 0, (None, 0)
+    return peer
+
+
+@pytest.mark.parametrize('state', ['dancing', 'stopped', 'paused'])
+def test_a_heartbeat_cannot_say_that_the_robot_leaves(state):
+    unkeyed().check_heartbeat(Heartbeat(state='computing'), keyed=False)
+    with pytest.raises(RemoteProtocolError, match=state):
+        unkeyed().check_heartbeat(Heartbeat(state=state), keyed=False)
+
+
+def test_with_a_key_each_heartbeat_counts_once_in_a_session():
+    sessions = [Session(bytes(32), worker, 9) for worker in (5, 6)]
+    peer = unkeyed()
+
+    def beat(session, count):
+        peer.session = session
+        peer.check_heartbeat(seal(session.to_server, Heartbeat(
+            state='computing', count=count)), keyed=True)
+    beat(sessions[0], 3)
+    with pytest.raises(RemoteProtocolError, match='second time'):
+        beat(sessions[0], 3)
+    beat(sessions[1], 1)  # another process of the robot counts from the start
+    with pytest.raises(SealError):
+        peer.check_heartbeat(Heartbeat(state='computing', count=9), keyed=True)
 
 
 def test_an_iteration_that_was_not_granted_is_none():

@@ -4,7 +4,7 @@ from fleet_ros.qos import HEARTBEAT, STATUS
 from rclpy.duration import Duration
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'STATUS']
+__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'RELAY', 'ROBOTS', 'STATUS']
 
 # Maximum time that an ending process waits until all subscribers have received its last status.
 LAST_WORDS = Duration(seconds=1.0)
@@ -14,6 +14,12 @@ LAST_WORDS = Duration(seconds=1.0)
 # several times while they wait in the queue of a slow link. The profile's queue is deep enough for
 # a burst that arrives while a callback runs.
 CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
+                   reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
+
+# Topic and profile of the statuses of all robots, which the server publishes again: so each of them
+# passes the link of its robot only once. The queue is deep enough for one status of each robot.
+ROBOTS = 'robots'
+RELAY = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 
 DIAGNOSTICS = QoSProfile(depth=10, history=HistoryPolicy.KEEP_LAST,

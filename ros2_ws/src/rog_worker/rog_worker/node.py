@@ -17,11 +17,13 @@ from typing import Any
 from fleet_env.emulated.stragglers import Pause
 from fleet_env.power.jetson import open_meter
 from fleet_link.errors import SealError
+from fleet_link.seal import Session
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
+from fleet_ros.sealing import unseal
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
 from rog_core.errors import ConfigError, RogError, shown
@@ -41,6 +43,7 @@ from rog_core.protocol.states import (
 from rog_core.worker.machine import WorkerMachine
 from rog_msgs.msg import (
     FleetStatus,
+    Heartbeat,
 )
 from rog_ros import qos
 from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
@@ -104,6 +107,8 @@ class WorkerNode(ManagedNode):
         self.server_heard = time.monotonic()
         self._loyalty = Loyalty(settings.heartbeat.limit)
         self._order = Order(settings.heartbeat.limit)
+        # session and serial number of the server's last heartbeat
+        self._beat: tuple[Session | None, int] = (None, 0)
         self.watched: Watch | None = None     # watches the robot's cameras and recordings
         self._is_over = False
         self._turn = threading.Event()  # is set when the training thread is allowed to continue
@@ -125,6 +130,7 @@ class WorkerNode(ManagedNode):
         self.channel.listen()
         self.create_subscription(FleetStatus, self.settings.server_namespace + '/fleet_status',
                                  self._on_fleet, qos.HEARTBEAT)
+        self.create_subscription(Heartbeat, 'server_heartbeat', self._on_heartbeat, qos.HEARTBEAT)
         self.registration = Registration(self, self._key)
         self.reports = Reports(self)
         self._alarm = Alarm(self._on_time, self)
@@ -264,6 +270,7 @@ class WorkerNode(ManagedNode):
         if actions is None:
             self.dropped += 1
         else:
+            self._hear(time.monotonic())
             self.act(actions)
 
     def _on_unproved(self, error: SealError) -> None:
@@ -286,15 +293,42 @@ class WorkerNode(ManagedNode):
             return
         if 0 < message.elapsed < LONGEST:
             self.link.begin(now - message.elapsed)
-        silent, self.server_heard = now - self.server_heard, now
+        self._hear(now)
         if self.machine is None:
             return
-        if silent > CONTACT * self.settings.heartbeat.period:
-            self.report(urgent=True)  # tells the server at once that the link is back
-            self.act(self.machine.on_contact(now))
         mine = next((r for r in message.robots if r.robot == self.robot), None)
         known = mine is not None and mine.state not in ('away', PAUSED, STOPPED)
         self.act(self.machine.on_server_status(self.machine.server if ours else 0, known, now))
+
+    def _on_heartbeat(self, message: Any) -> None:
+        """Handle a heartbeat of the server that has accepted this robot; ignore any other."""
+        now, machine, session = time.monotonic(), self.machine, self.registration.session
+        if machine is None or self.is_cut_off(now) \
+                or message.incarnation != process_of(machine.server):
+            return
+        if self._key is not None:
+            of, last = self._beat
+            if session is None or message.count <= (last if of is session else 0):
+                return
+            try:
+                unseal(session.to_robot, message)
+            except SealError:
+                self.dropped += 1
+                return
+            self._beat = session, message.count
+        self._loyalty.listens(True, now)
+        self._hear(now)
+        self.act(machine.on_server_status(machine.server, True, now))
+
+    def _hear(self, now: float) -> None:
+        """Note a message of the server; the first one after a silence shows that the link is back.
+
+        Then tell the server so at once.
+        """
+        silent, self.server_heard = now - self.server_heard, now
+        if self.machine is not None and silent > CONTACT * self.settings.heartbeat.period:
+            self.report(urgent=True)
+            self.act(self.machine.on_contact(now))
 
     def _is_proved(self, message: Any, ours: bool) -> bool:
         """Return whether a status is from a server with the fleet key, and is new.
@@ -358,6 +392,7 @@ class WorkerNode(ManagedNode):
     def _send(self, value: Any, now: float) -> None:
         if self.is_silent:
             return
+        self.reports.spoke = now
         self.channel.send(value, now, lossy=True)
         self.channel.flush()
 

@@ -1,9 +1,10 @@
-"""Publishes the robot's status and diagnostics."""
+"""Publishes the robot's status, heartbeats and diagnostics."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ from rog_core.protocol.states import (
     STOPPED,
 )
 from rog_core.worker.machine import WorkerMachine
-from rog_msgs.msg import TrainingStatus
+from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
-from rog_ros.heartbeat import is_due
+from rog_ros.heartbeat import is_due, is_silent
 from rog_ros.servers import this_process, this_version
 from rog_ros.signature import process_of
 
@@ -30,26 +31,35 @@ if TYPE_CHECKING:
 
 
 ON_AIR = 450  # bytes of a status with all headers, for each subscriber
+HEARTBEAT_BYTES = 210  # of a heartbeat with all headers
 AGAIN = 0.1   # seconds between two repetitions of the last status
 
 
 class Reports:
-    """Publishes `training_status`, which is also the heartbeat, and /diagnostics (REP-107)."""
+    """Publishes `training_status`, `heartbeat` and /diagnostics (REP-107).
+
+    ``spoke``: time at which the server was sent anything that shows that the robot is alive.
+    """
 
     def __init__(self, node: WorkerNode) -> None:
         self._node = node
+        self.spoke = -math.inf
         self._count = 0                # number of published statuses
-        self._waits = False            # whether a status waits for the emulated link
+        self._beats = 0                # number of published heartbeats
+        self._waits = False            # whether a status or heartbeat waits for the emulated link
         self._last = -math.inf         # time of the last status
+        self._said: tuple[Any, ...] = ()  # what the last status said, see `_news`
         self._has_ended = False        # whether `report` was called with `STOPPED`
         self._status = node.create_publisher(TrainingStatus, 'training_status', qos.STATUS)
+        self._heartbeat = node.create_publisher(Heartbeat, 'heartbeat', qos.HEARTBEAT)
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
 
     def report(self, state: str = '', urgent: bool = False) -> None:
-        """Publish the status, which is also the heartbeat.
+        """Publish the status, or else a heartbeat if the server may take the robot for dead.
 
-        The emulated link delays a status like data. But a status with a given ``state`` is sent at
-        once. On a slow link, a status that is not ``urgent`` is omitted soon after another.
+        The emulated link delays both like data. But a status with a given ``state`` is sent at
+        once. A status that is not ``urgent`` is omitted if it has no news, or on a slow link soon
+        after another.
 
         :param state: `PAUSED` in the last status before a pause; `STOPPED` in the last status
             before the end; empty in every other status, which contains the robot's present state.
@@ -61,10 +71,17 @@ class Reports:
                 self._publish(state)
         # A waiting status gets its values only when it is sent, so a second waiting status is not
         # needed.
-        elif not self._waits and (urgent or self._is_due(now)):
-            self._waits = not link.is_dead(now)
-            link.send(STATUS_BYTES, self._publish, now, lossy=True)
-            self._node.set_alarm()
+        elif not self._waits:
+            if urgent or self._is_due(now):
+                self._offer(STATUS_BYTES, self._publish, now)
+            elif self._beats_now(now):
+                self._offer(HEARTBEAT_BYTES, self._beat, now)
+
+    def _offer(self, nbytes: int, publish: Callable[[], None], now: float) -> None:
+        """Let the emulated link carry a status or a heartbeat."""
+        self._waits = not self._node.link.is_dead(now)
+        self._node.link.send(nbytes, publish, now, lossy=True)
+        self._node.set_alarm()
 
     def wait_until_heard(self) -> None:
         """Send the last status again, and wait at most `qos.LAST_WORDS` for reliable subscribers.
@@ -77,15 +94,35 @@ class Reports:
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def _is_due(self, now: float) -> bool:
-        machine, limit = self._node.machine, self._node.settings.heartbeat.limit
-        if machine is None:
-            return True
+        machine, since = self._node.machine, now - self._last
+        if machine is None or self._news(machine) == self._said:
+            return is_due(since, math.inf, 1.0)
         nbytes = ON_AIR * self._status.get_subscription_count()
-        return is_due(now - self._last, nbytes, machine.link.speed.careful, limit)
+        return is_due(since, nbytes, machine.link.speed.careful)
+
+    def _news(self, machine: WorkerMachine) -> tuple[Any, ...]:
+        """Return what makes a status worth sending; else only sums such as the energy grow."""
+        return self._state_of(machine), machine.finished, self._node.evaluation, self._node.loss
+
+    def _beats_now(self, now: float) -> bool:
+        machine, limit = self._node.machine, self._node.settings.heartbeat.limit
+        return machine is not None and is_silent(now - self.spoke, limit) \
+            and self._state_of(machine) not in (PAUSED, STOPPED)
+
+    def _beat(self) -> None:
+        self._waits = False
+        self.spoke = time.monotonic()
+        self._beats += 1
+        node = self._node
+        machine, session = node.machine, node.registration.session
+        if machine is not None:
+            self._heartbeat.publish(seal(session.to_server if session else None, Heartbeat(
+                incarnation=process_of(node.incarnation), count=self._beats,
+                state=self._state_of(machine), loss=node.loss)))
 
     def _publish(self, state: str = '') -> None:
         self._waits = False
-        self._last = now = time.monotonic()
+        self._last = self.spoke = now = time.monotonic()
         node = self._node
         machine, session = node.machine, node.registration.session
         self._count += 1
@@ -99,6 +136,7 @@ class Reports:
         message.header.stamp = node.get_clock().now().to_msg()
         message.header.frame_id = node.robot
         if machine is not None:
+            self._said = self._news(machine)
             for name, value in asdict(machine.report(now)).items():
                 setattr(message, name, value)
             message.state = state or self._state_of(machine)

@@ -13,12 +13,14 @@ from fleet_env.records.events import Start
 from fleet_env.records.run_recorder import Recorder
 from rog_core.errors import shown
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
-from rog_ros.parameters import fleet_namespace
+from rog_ros import qos
+from rog_ros.parameters import SERVER, fleet_namespace
 from rog_tasks.errors import DataError, some
 from rog_tasks.sources.bag import Recording
 
 from .fleet_state import APART, NAME, FleetState, changes
 
+RELAYED = f'/{SERVER}/{qos.ROBOTS}'  # topic of the statuses that the server publishes again
 FLEET, ROBOT = 'rog_msgs/msg/FleetStatus', 'rog_msgs/msg/TrainingStatus'
 CLASSES: dict[str, Any] = {FLEET: FleetStatus, ROBOT: TrainingStatus}
 # iterator over tuples: a time in seconds by the recorder's clock, and a status
@@ -51,8 +53,8 @@ def played(path: Path, namespace: str = '') -> Played:
             kind = topics[topic]
             if kind not in heard:
                 _same_fields(path, kind, message)
-            if now < begin or (kind == ROBOT
-                                and not topic.endswith(f'/{message.robot}/training_status')):
+            if now < begin or (kind == ROBOT and not topic.endswith(
+                    (f'/{message.robot}/training_status', RELAYED))):
                 continue
             if not heard and kind == ROBOT:
                 yield now, FleetStatus(sync=message.sync, state='training', robots=[

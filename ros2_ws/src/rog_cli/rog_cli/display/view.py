@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,15 +25,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from rog_core.errors import ConfigError
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
-from rog_ros.parameters import SERVER, robot_name
+from rog_ros.parameters import SERVER
 from rog_ros.servers import Order
 from rog_ros.signature import Signature
 
 from ..launching.processes import FleetProcesses
-from .fleet_state import COLUMNS, ROBOTS, SILENT, Fleet, FleetState, number
+from .fleet_state import COLUMNS, SILENT, Fleet, FleetState, number
 
 COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting': 'yellow',
           'retired': 'magenta', 'away': 'red', 'stopped': 'dim'}
@@ -50,10 +49,13 @@ class Monitor:
     :param key: key of the fleet or of a robot. With a key, a server status counts only if it is
         signed with the key and newer than the last status. The second condition is needed because
         anybody can send an old status again.
+    :param robots: robots of this machine, whose statuses come from themselves. None: the statuses
+        of all robots come from the server, so that each passes the robot's link only once.
     :param above, minutes, starting: see `FleetState`.
     """
 
-    def __init__(self, namespace: str = '', key: Key | None = None, above: str = '',
+    def __init__(self, namespace: str = '', key: Key | None = None,
+                 robots: Collection[str] | None = None, above: str = '',
                  minutes: float = 0.0, starting: bool = False) -> None:
         self.namespace = namespace
         self._proves = None if key is None else Signature(key).proves
@@ -64,9 +66,12 @@ class Monitor:
         self._executor.add_node(self.node)
         self.state = FleetState(above, minutes, starting)
         self.unproved = False  # whether the last server status had no valid signature
-        self._subscribed: set[str] = set()
-        self.node.create_subscription(FleetStatus, f'{namespace}/{SERVER}/fleet_status',
-                                      self._on_fleet, qos.STATUS)
+        server = f'{namespace}/{SERVER}'
+        self.node.create_subscription(FleetStatus, f'{server}/fleet_status', self._on_fleet,
+                                      qos.STATUS)
+        for topic, profile in [(f'{server}/{qos.ROBOTS}', qos.RELAY)] if robots is None else [
+                (f'{namespace}/{robot}/training_status', qos.HEARTBEAT) for robot in robots]:
+            self.node.create_subscription(TrainingStatus, topic, self._on_robot, profile)
 
     @property
     def fleet(self) -> Any:
@@ -87,22 +92,8 @@ class Monitor:
             return self.state.heard_fleet
         return self.state.heard.get(name, -math.inf)
 
-    def listen(self, robot: str) -> None:
-        """Subscribe to a robot's status, unless its name is invalid or `ROBOTS` is reached."""
-        if robot in self._subscribed or len(self._subscribed) >= ROBOTS:
-            return
-        try:
-            robot_name(robot)
-        except ConfigError:  # invalid name, sent by a foreign server: show it, but do not subscribe
-            return
-        self._subscribed.add(robot)
-
-        def on_robot(message: Any) -> None:
-            if message.robot == robot:
-                self.state.on_robot(message, time.monotonic())
-
-        self.node.create_subscription(
-            TrainingStatus, f'{self.namespace}/{robot}/training_status', on_robot, qos.HEARTBEAT)
+    def _on_robot(self, message: Any) -> None:
+        self.state.on_robot(message, time.monotonic())
 
     def _on_fleet(self, message: Any) -> None:
         self.unproved = self._proves is not None and not self._proves(message)
@@ -110,8 +101,6 @@ class Monitor:
         if self.unproved or (self._proves is not None and not self._order.is_new(message, now)):
             return
         self.state.on_fleet(message, now)
-        for robot in message.robots[:ROBOTS]:
-            self.listen(robot.robot)
 
     def spin(self, seconds: float) -> None:
         """Receive messages for ``seconds`` seconds."""
@@ -196,10 +185,10 @@ def watch(processes: FleetProcesses, fleet: FleetConfig, interruption: Interrupt
     upstream = fleet.upstream
     above = f'robot {upstream.namespace}/{upstream.robot} of the parent fleet' \
         if upstream.robot else ''
-    with Monitor(fleet.network.namespace, above=above, minutes=fleet.minutes,
-                 starting='server' in processes.names) as monitor:
-        for robot in fleet.robots:
-            monitor.listen(robot.name)
+    here = 'server' in processes.names
+    robots = None if here else [r.name for r in fleet.robots if r.name in processes.names]
+    with Monitor(fleet.network.namespace, robots=robots, above=above, minutes=fleet.minutes,
+                 starting=here) as monitor:
 
         def over() -> bool:
             processes.follow(monitor.fleet)
