@@ -38,9 +38,10 @@ def _aligned(size: int, to: int) -> int:
 def cdr_size(message: Chunk | Ack | End | Receipt) -> int:
     """Return the serialised size of a message in bytes, including the 4-byte header.
 
-    The message has an empty tag, as in a fleet without a key.
+    A message with a tag has an empty one, as in a fleet without a key.
     """
-    return _aligned(_body(message), 4) + 4   # + 4: length field of the empty tag
+    size = _body(message)   # + 4: length field of the empty tag
+    return size if isinstance(message, Chunk) else _aligned(size, 4) + 4
 
 
 def _body(message: Chunk | Ack | End | Receipt) -> int:

@@ -18,7 +18,7 @@ from ..errors import RemoteProtocolError
 from .steps import Gradient, Step
 
 PROTOCOL = 9  # version of the wire protocol; both sides must have the same version
-HEADER_BYTES = 44  # bytes of a serialised chunk without ids and values; used by emulated links
+HEADER_BYTES = 40  # bytes of a serialised chunk without ids and values; used by emulated links
 
 
 class Kind(IntEnum):
