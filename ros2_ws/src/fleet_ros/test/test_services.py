@@ -1,6 +1,5 @@
 """The services that rclpy gives every node: what a call can change, and what it costs."""
 
-import time
 
 import pytest
 from fleet_env.settings.base import setting
@@ -10,7 +9,6 @@ from fleet_ros.services import (
     MOST,
     PARAMETER_SERVICES,
     SETTERS,
-    Allowance,
     bound_parameters,
     close_parameters,
 )
@@ -126,31 +124,6 @@ def test_a_call_that_names_too_much_is_answered_with_nothing(bench):
     bench.plain(writable=True)
     assert not bench.call(GetParameters, 'get_parameters', names=['mode'] * (MOST + 1)).values
     assert len(bench.call(GetParameters, 'get_parameters', names=['mode'] * MOST).values) == MOST
-
-
-def test_calls_that_have_cost_enough_are_answered_with_nothing_for_a_while(bench):
-    allowance = Allowance()
-    bench.plain(writable=True, allowance=allowance)
-    assert bench.call(ListParameters, 'list_parameters').result.names
-    allowance.spend(1e6, time.monotonic())
-    assert not bench.call(ListParameters, 'list_parameters').result.names
-    change = Parameter('mode', value='fast').to_parameter_msg()
-    assert not bench.call(SetParameters, 'set_parameters', parameters=[change]).results
-    # negative seconds have the same effect on the allowance as a long wait
-    allowance.spend(-2e6, time.monotonic())
-    assert bench.call(ListParameters, 'list_parameters').result.names
-
-
-def test_what_calls_cost_is_counted(bench):
-    spent = []
-    allowance = Allowance()
-    allowance.spend = lambda seconds, now: spent.append(seconds)
-    bench.plain(writable=True, allowance=allowance)
-    bench.call(GetParameters, 'get_parameters', names=['mode'] * MOST)
-    bench.call(GetParameters, 'get_parameters', names=['mode'] * (MOST + 1))
-    many, = spent
-    bench.call(GetParameters, 'get_parameters', names=['mode'])
-    assert 0 <= spent[1] < many
 
 
 RAW = ['\x1b[2J', 'a\nb', '\x9b2J', '\u202ex', 'x' * 10_000]

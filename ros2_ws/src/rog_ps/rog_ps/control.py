@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fleet_link.key import Key
 from fleet_link.seal import Answerer, Call
 from fleet_ros.sealing import serve
-from fleet_ros.services import Allowance
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
@@ -31,7 +29,7 @@ class Control:
 
     def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
         self._node = node
-        self._keyed, self._allowance = key is not None, Allowance()
+        self._keyed = key is not None
         self._changing = False     # whether the node itself is changing its parameters
         answerer = None
         if key is not None:
@@ -51,12 +49,7 @@ class Control:
         """
         if not self._node.settings.security.control:
             return 'this fleet takes no control calls (security.control)'
-        if self._keyed:
-            return '' if call is not None else 'this fleet has a key; use rog control'
-        left = self._allowance.left(time.monotonic())
-        return '' if left > 0 else (
-            'control calls must leave the server time to train: wait '
-            f'{math.ceil(-10 * left + 1)} s, or give the fleet a key (rog key)')
+        return 'this fleet has a key; use rog control' if self._keyed and call is None else ''
 
     def _carry_out(self, response: Any, call: Call | None, what: Callable[[], str]) -> Any:
         """Answer a call of a service.
@@ -65,12 +58,10 @@ class Control:
         """
         response.message = self._refusal(call)
         if not response.message:
-            began = time.monotonic()
             try:
                 response.message, response.success = what(), True
             except RogError as error:
                 response.message = shown(error)
-            self._allowance.spend(time.monotonic() - began, time.monotonic())
         if not response.success:
             self._note_refusal(f'refused a control call: {response.message}')
         return response
