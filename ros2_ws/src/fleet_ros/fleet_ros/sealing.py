@@ -250,7 +250,11 @@ def serve(node: Node, kind: Any, name: str, answer: Callable[[Any, Any, Call | N
             return response
         filled = b''
         if call.request is not None:
-            asked = deserialize_message(call.request, kind.Request)
+            try:
+                asked = deserialize_message(call.request, kind.Request)
+            except Exception as error:   # rclpy's errors have no common base class
+                refused(f'refused a call of {name} by {call.robot}: {error}')
+                return response
             filled = serialize_message(answer(asked, kind.Response(), call))
         response.sealed = octets(answerer.answer(call, filled))
         return response
