@@ -27,6 +27,7 @@ class Alarm:
         self._ring = callback if node is None else node.create_guard_condition(callback).trigger
         self._changed = threading.Condition()
         self._at = math.inf
+        self._wakes = math.inf    # time at which the thread wakes to look at `_at`
         self._closed = False
         self._thread = threading.Thread(target=self._run, name='alarm', daemon=True)
         self._thread.start()
@@ -34,13 +35,11 @@ class Alarm:
     def set(self, at: float) -> None:
         """Set the time of the next call and discard the previous time; infinity: no call."""
         with self._changed:
-            if at < self._at:
-                self._at = at
+            self._at = at
+            # Waking the thread takes time from the thread that calls this, at nearly every event.
+            if at < self._wakes:
+                self._wakes = at
                 self._changed.notify()
-            else:
-                # no need to wake the thread now: the thread wakes at the time set before, which is
-                # not later than ``at``, and then waits until ``at``
-                self._at = at
 
     def close(self) -> None:
         """Stop the alarm, and wait until its thread has ended.
@@ -57,6 +56,7 @@ class Alarm:
         while True:
             with self._changed:
                 while not self._closed and (wait := self._at - time.monotonic()) > 0:
+                    self._wakes = self._at
                     self._changed.wait(None if math.isinf(wait) else wait)
                 if self._closed:
                     return

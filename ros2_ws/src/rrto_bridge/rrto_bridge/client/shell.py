@@ -114,8 +114,7 @@ class Link(Port):
         self._inbox: deque[bytes] = deque()
         # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        self._changed = threading.RLock()      # protects `stream`, `_link` and `_rings`
-        self._rings = math.inf               # time of the next alarm
+        self._changed = threading.RLock()      # protects `stream` and `_channel`
         self._answered = threading.Event()   # whether the server has said that the session is over
         self._heard = self._flushed = self._looked = time.monotonic()
         self._context = Context()
@@ -357,11 +356,7 @@ class Link(Port):
             return
         now = time.monotonic()
         self._send(self.stream.poll(now), now)
-        # A later deadline does not move the alarm, since nearly every event has one: an alarm that
-        # rings too early costs less.
-        if (deadline := min(self.stream.deadline, self._link.deadline)) < self._rings:
-            self._rings = deadline
-            self._alarm.set(deadline)
+        self._alarm.set(min(self.stream.deadline, self._link.deadline))
 
     def _send(self, packets: Sequence[Frame | Ack], now: float) -> None:
         if self._channel is not None:
@@ -412,7 +407,6 @@ class Link(Port):
 
     def _on_alarm(self) -> None:
         with self._changed:
-            self._rings = math.inf
             if self._channel is not None:
                 self._channel.release(time.monotonic())
                 self._channel.flush()

@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -110,7 +109,7 @@ class _Worker:
         context = Context(self.device, settings.memory << 20, status.note, generator)
         self.performer = Performer(
             context, Weights(settings.weights << 20, task.folder / 'weights'))
-        self._changed = threading.Condition()    # protects machine, link and `_rings`
+        self._changed = threading.Condition()    # protects machine and channel
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
@@ -126,7 +125,7 @@ class _Worker:
             takes, sends = map(Seal, task.keys)
             self.channel.keep(sends, takes, task.incarnation)
         self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
-        self._alarm, self._rings = Alarm(self._on_time), math.inf   # time of the next alarm
+        self._alarm = Alarm(self._on_time)
         self._spinning = Spinning(self.node)
         warm_up(self.device)
         memory = settings.memory << 20
@@ -238,7 +237,6 @@ class _Worker:
     def _on_time(self) -> None:
         now = time.monotonic()
         with self._changed:
-            self._rings = math.inf
             self.channel.release(now)
             self._act(self.machine.on_time(now))
 
@@ -253,11 +251,7 @@ class _Worker:
             else:
                 self.channel.send(action, now, lossy=True)
         self.channel.flush()
-        # A later deadline does not move the alarm, since nearly every event has one: an alarm that
-        # rings too early costs less.
-        if (deadline := min(self.machine.deadline, self.link.deadline)) < self._rings:
-            self._rings = deadline
-            self._alarm.set(deadline)
+        self._alarm.set(min(self.machine.deadline, self.link.deadline))
 
 
 def room(memory: int) -> int:
