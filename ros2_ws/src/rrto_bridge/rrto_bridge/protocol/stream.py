@@ -32,9 +32,10 @@ WINDOW = 256
 # Maximum bytes on the way; more overflow the receiving socket, whose buffer often has 8 MB, if the
 # receiver's process is late.
 MOST_BYTES = 4 << 20
-# A frame carries so many seconds of the link, and at least `LEAST` bytes, which fit into one frame
-# on the air. A short frame is soon replaced if it is lost.
-FRAME_TIME, LEAST = 0.003, 1300
+# A frame carries so many seconds of the link, and at least `LEAST` bytes, which fit into a datagram
+# of 1400 bytes with all headers and a seal; DDS sends a larger one in two. A short frame is soon
+# replaced if it is lost.
+FRAME_TIME, LEAST = 0.003, 1160
 HEADERS = 120     # bytes on the link for each packet besides the data, about
 # An acknowledgement may wait so many seconds for more packets, which is less than a time-out of the
 # link allows for, and for at most `PAIR` packets. A packet that does not complete a message counts
