@@ -41,7 +41,8 @@ def test_a_server_that_is_killed_goes_on_from_its_checkpoint(fleet):
     fleet.kill('server')
     fleet.start('server', resume=True)
     fleet.until(lambda: fleet.status.incarnation != former, 'the server is back')
-    fleet.until(lambda: all(fleet.iteration(f'robot{n}') > reached + 5 for n in (1, 2, 3)),
+    fleet.until(lambda: all(fleet.iteration(f'robot{n}') > reached + 5
+                            and fleet.state(f'robot{n}') == 'training' for n in (1, 2, 3)),
                 'the robots register by themselves and train beyond where they were')
     assert 'going on from' in fleet.log('server')
 
