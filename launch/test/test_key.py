@@ -76,7 +76,8 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
     heard = {place: list(messages)[-50:] for place, messages in heard.items()}
     publishers = {place: fleet.node.create_publisher(TOPICS[place[1]][0], '/' + '/'.join(place),
                                                      TOPICS[place[1]][1]) for place in heard}
-    bundles = {(robot, way): fleet.node.create_publisher(Bundle, f'/{robot}/{way}_bundle', qos.CHUNK)
+    bundles = {(robot, way): fleet.node.create_publisher(Bundle, f'/{robot}/{way}_bundle',
+                                                         qos.CHUNK)
                for robot in ('robot1', 'robot2') for way in ('push', 'pull')}
     fleet.until(lambda: all(p.get_subscription_count() for p in (
         *publishers.values(), *bundles.values())), 'discovery')

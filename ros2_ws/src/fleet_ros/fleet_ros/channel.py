@@ -66,8 +66,8 @@ class Channel:
 
     ``base``: beginning of the topics' names. ``take(message)``: called for each message of the
     peer, whose seal is open. ``refused(error)``: called for each message whose seal our key does
-    not open. ``link``: emulates a link; by default there is only the real one. ``keyed``: whether
-    nothing is sent or taken before `keep`.
+    not open, and for each bundle of too many. ``link``: emulates a link; by default there is only
+    the real one. ``keyed``: whether nothing is sent or taken before `keep`.
     """
 
     def __init__(self, node: Node, topics: Topics, base: str, take: Callable[[Any], None],
@@ -177,7 +177,11 @@ class Channel:
 
     def _on_bundle(self, bundle: Any) -> None:
         assert self._topics.bundling is not None
-        messages = self._topics.bundling.split(bundle)
+        messages, most = self._topics.bundling.split(bundle), self._topics.bundling.most
+        if len(messages) > most:
+            self._refused(SealError(f'bundle must hold at most {most} messages, got '
+                                    f'{len(messages)}'))
+            return
         try:
             for left, message in zip(reversed(range(len(messages))), messages, strict=True):
                 self._holds = left > 0

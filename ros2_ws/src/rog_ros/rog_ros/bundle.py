@@ -14,6 +14,9 @@ from .convert import size_bound
 # Type of a message -> its field, in the order in which a receiver handles them. An end comes after
 # the chunks that it covers, and rows after the receipt that allows them.
 FIELDS = {RowAck: 'acks', TransferReceipt: 'receipts', RowChunk: 'chunks', TransferEnd: 'ends'}
+# Maximum bytes of the messages in a bundle, which has 24 of its own: a chunk of `MIN_CHUNK`, its
+# header and its seal take as much.
+ROOM = MIN_CHUNK + 32
 MOST = 16   # maximum number of messages in a bundle; the bound of each field
 
 
@@ -47,4 +50,4 @@ def bundling(sends: str, takes: str) -> Bundling:
 
     ``sends``, ``takes``: topics of the bundles that are sent, and of those that come.
     """
-    return Bundling(Bundle, sends, takes, MIN_CHUNK, MOST, size_bound, join, split)
+    return Bundling(Bundle, sends, takes, ROOM, MOST, size_bound, join, split)

@@ -33,7 +33,7 @@ MAX_NAME = 256            # maximum characters of a name in a registration
 LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
 NOTHING = Command()
-FIXED = 72  # maximum bytes of any message but for what grows, with its seal and all padding
+FIXED = 48  # maximum bytes of any message of a transfer but for what grows, with all padding
 STATUS_BYTES = 300  # bytes that a robot's status (its heartbeat) takes on the air
 
 
@@ -121,15 +121,16 @@ def size_bound(message: Any) -> int:
     """Return at least the bytes that a sealed message of a transfer takes in a `Bundle`."""
     if isinstance(message, RowChunk):
         return FIXED + len(message.ids) + len(message.values)
+    size = FIXED + len(message.tag)
     if isinstance(message, TransferReceipt):
-        return FIXED + len(message.taken)
+        return size + len(message.taken)
     if isinstance(message, TransferEnd):
-        return FIXED + 32 + 4 * len(message.switched) + sum(map(_command_bound, message.command))
-    return FIXED
+        return size + 16 + 4 * len(message.switched) + sum(map(_command_bound, message.command))
+    return size
 
 
 def _command_bound(command: Any) -> int:
-    return 88 + 4 * len(command.sync) + len(command.step) + 4 * len(command.step_integers) \
+    return 96 + 4 * len(command.sync) + len(command.step) + 4 * len(command.step_integers) \
         + 8 * len(command.step_numbers)
 
 

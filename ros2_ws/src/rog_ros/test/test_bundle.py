@@ -16,7 +16,7 @@ from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, 
 from rog_core.protocol.steps import Gradient, Local, Shards
 from rog_core.transfer.link import MIN_CHUNK
 from rog_msgs.msg import Bundle
-from rog_ros.bundle import FIELDS, MOST, split
+from rog_ros.bundle import FIELDS, MOST, ROOM, split
 from rog_ros.convert import from_ros, size_bound, to_ros
 from rog_ros.topics import SERVER, WORKER
 
@@ -106,7 +106,7 @@ def test_what_shares_a_datagram_arrives_in_an_allowed_order(keyed, sent):
                    for other in heard if other == ack or other.packet != ack.packet)
     for bundle in (d for d in datagrams if isinstance(d, Bundle)):
         assert 0 < len(split(bundle)) <= MOST
-        assert len(serialize_message(bundle)) <= MIN_CHUNK + OVERHEAD
+        assert len(serialize_message(bundle)) <= ROOM + OVERHEAD
 
 
 @pytest.mark.parametrize('keyed', [False, True])
@@ -174,6 +174,13 @@ def test_the_answers_to_a_bundle_leave_together():
     assert topic == '/robot1/pull_bundle' and len(bundle.receipts) == 3
 
 
-def test_more_messages_than_a_bundle_holds_are_not_made():
-    with pytest.raises(AssertionError):
-        Bundle(ends=[to_ros(End(TransferId(1, Kind.PUSH, 1, 1), 0))] * (MOST + 1))
+def test_a_bundle_of_more_messages_than_one_may_hold_is_refused():
+    pair = Pair(False)
+    end = to_ros(End(TransferId(SESSION.number, Kind.PUSH, 1, 1), 0))
+    for count, taken in ((8, 16), (9, 0)):
+        pair.air.sent = [('/robot1/push_bundle', Bundle(
+            ends=[end] * count, acks=[to_ros(Ack(1, 0, 0.0, SESSION.number))] * 8))]
+        pair.air.deliver()
+        assert len(pair.got) == taken
+        del pair.got[:]
+    assert len(pair.refused) == 1
