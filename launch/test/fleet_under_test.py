@@ -13,9 +13,11 @@ import yaml
 from fleet_env.settings.fleet_file import read_fleet
 from fleet_testing import environment
 from rog_cli.launching.fork_server import ForkServer
-from rog_msgs.msg import FleetStatus, TrainingStatus
+from rog_msgs.msg import Bundle, FleetStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.bundle import split
 from rog_ros.parameters import server_parameters, worker_parameters
+from rog_ros.topics import SERVER, WORKER
 from spun_nodes import SpunNodes
 
 HERE = Path(__file__).parent
@@ -118,6 +120,24 @@ class Fleet:
     def spin(self):
         """Handle the messages that have arrived."""
         self._nodes.spin(0.0)
+
+    def overhear(self, robot, topics):
+        """Return topic -> list of its messages, to which those in bundles are added, too.
+
+        ``topics``: topic -> (type, profile).
+        """
+        heard = {topic: [] for topic in topics}
+        for topic, (kind, profile) in topics.items():
+            self.node.create_subscription(kind, f'/{robot}/{topic}', heard[topic].append, profile)
+        for side in (WORKER, SERVER):
+            places = dict(side.sends.values())
+
+            def take(bundle, places=places):
+                for message in split(bundle):
+                    heard.setdefault(places[type(message)], []).append(message)
+            self.node.create_subscription(Bundle, f'/{robot}/{side.bundling.sends}', take,
+                                          qos.CHUNK)
+        return heard
 
     def state(self, robot):
         """Return the state of a robot, as the server publishes it."""

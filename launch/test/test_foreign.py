@@ -27,8 +27,7 @@ def listened(fleet):
     The session is read from the chunks, as anybody in the network can do if the fleet has
     no key.
     """
-    heard = []
-    fleet.node.create_subscription(RowChunk, '/robot1/push', heard.append, qos.CHUNK)
+    heard = fleet.overhear('robot1', {'push': (RowChunk, qos.CHUNK)})['push']
     fleet.until(lambda: heard, 'a chunk of robot1')
     return heard[-1].incarnation, heard
 

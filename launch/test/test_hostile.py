@@ -39,6 +39,7 @@ from rog_core.errors import RogError
 from rog_core.model.flat import partition_of_model
 from rog_core.protocol.messages import PROTOCOL, Ack, Chunk, End, Kind, Receipt
 from rog_msgs.msg import (
+    Bundle,
     FleetStatus,
     RobotStatus,
     RowAck,
@@ -49,6 +50,7 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
+from rog_ros.bundle import split
 from rog_ros.convert import to_ros
 from rog_ros.signature import process_of
 from tiny_task import Tiny
@@ -61,6 +63,7 @@ TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CHUNK),
           'push_receipt': (TransferReceipt, qos.CHUNK), 'push_ack': (RowAck, qos.CHUNK),
           'pull': (RowChunk, qos.CHUNK), 'pull_end': (TransferEnd, qos.CHUNK),
           'pull_receipt': (TransferReceipt, qos.CHUNK), 'pull_ack': (RowAck, qos.CHUNK),
+          'push_bundle': (Bundle, qos.CHUNK), 'pull_bundle': (Bundle, qos.CHUNK),
           'training_status': (TrainingStatus, qos.STATUS)}
 EXTREMES = {'uint8': 255, 'uint16': 2 ** 16 - 1, 'uint32': 2 ** 32 - 1, 'uint64': 2 ** 64 - 1,
             'double': (float('nan'), float('inf'), -1.0, 1e308)}
@@ -109,10 +112,8 @@ class Stranger:
         self.fleet, self.rng, self.said = fleet, random.Random(seed), 0
         self.heard, self.out = {}, {}
         for robot in ('robot1', 'robot2'):
-            for topic, (kind, profile) in TOPICS.items():
-                place = f'/{robot}/{topic}'
-                self.heard[place] = messages = []
-                fleet.node.create_subscription(kind, place, messages.append, profile)
+            for topic, messages in fleet.overhear(robot, TOPICS).items():
+                self.heard[f'/{robot}/{topic}'] = messages
         fleet.until(lambda: all(len(m) > 2 for m in self.heard.values()), 'messages of each kind')
         self.heard = {place: messages[-100:] for place, messages in self.heard.items()}
         for place in self.heard:
@@ -171,6 +172,8 @@ class Stranger:
             return message
 
     def to_the_limit(self, message):
+        if isinstance(message, Bundle):
+            message = self.rng.choice(split(message))
         fields = {name: kind for name, kind in message.get_fields_and_field_types().items()
                   if kind in EXTREMES}
         name = self.rng.choice(sorted(fields))
@@ -952,10 +955,7 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
 
 def test_what_was_recorded_of_a_run_is_of_no_use_after_a_restart_of_its_server(keyed):
     """A restarted server refuses all messages and calls that were recorded before its restart."""
-    heard, asked = {}, []
-    for topic, (kind, profile) in TOPICS.items():
-        heard[topic] = []
-        keyed.node.create_subscription(kind, f'/robot1/{topic}', heard[topic].append, profile)
+    heard, asked = keyed.overhear('robot1', TOPICS), []
 
     def listen(request, response):
         asked.append(request)

@@ -9,6 +9,7 @@ from fleet_link.key import new_key, write_key
 from fleet_testing import LIMIT, environment
 from fleet_under_test import HERE, Fleet
 from rog_msgs.msg import (
+    Bundle,
     FleetStatus,
     RobotStatus,
     RowAck,
@@ -19,6 +20,7 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
+from rog_ros.bundle import FIELDS
 
 pytestmark = pytest.mark.long
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CHUNK),
@@ -68,28 +70,39 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
     """
     heard = {}
     for robot in ('robot1', 'robot2'):
-        for topic, (kind, profile) in TOPICS.items():
-            messages = heard[robot, topic] = []
-            fleet.node.create_subscription(kind, f'/{robot}/{topic}', messages.append, profile)
+        for topic, messages in fleet.overhear(robot, TOPICS).items():
+            heard[robot, topic] = messages
     fleet.until(lambda: all(len(m) > 3 for m in heard.values()), 'messages of each kind')
     heard = {place: list(messages)[-50:] for place, messages in heard.items()}
     publishers = {place: fleet.node.create_publisher(TOPICS[place[1]][0], '/' + '/'.join(place),
                                                      TOPICS[place[1]][1]) for place in heard}
-    fleet.until(lambda: all(p.get_subscription_count() for p in publishers.values()), 'discovery')
+    bundles = {(robot, way): fleet.node.create_publisher(Bundle, f'/{robot}/{way}_bundle',
+                                                         qos.CHUNK)
+               for robot in ('robot1', 'robot2') for way in ('push', 'pull')}
+    fleet.until(lambda: all(p.get_subscription_count() for p in (
+        *publishers.values(), *bundles.values())), 'discovery')
+
+    def say(robot, topic, message):
+        """Send a message alone, and in a bundle."""
+        publishers[robot, topic].publish(message)
+        if (field := FIELDS.get(type(message))) is not None:
+            for way in ('push', 'pull'):
+                bundles[robot, way].publish(Bundle(**{field: [message]}))
+
     for (robot, topic), messages in heard.items():
         other = 'robot2' if robot == 'robot1' else 'robot1'
         for message in messages:
-            publishers[robot, topic].publish(message)  # send the message a second time
-            publishers[other, topic].publish(message)  # send the message in the other robot's name
+            say(robot, topic, message)  # send the message a second time
+            say(other, topic, message)  # send the message in the other robot's name
             if hasattr(message, 'attempt'):
                 message.attempt += 1
             elif hasattr(message, 'packet'):
                 message.packet += 1
             elif message.state != 'stopped':
                 message.state, message.count = 'stopped', message.count + 1000
-            publishers[robot, topic].publish(message)  # send the message with changed fields
+            say(robot, topic, message)  # send the message with changed fields
             setattr(message, 'values' if topic in ('push', 'pull') else 'tag', [])
-            publishers[robot, topic].publish(message)  # send the message without its seal
+            say(robot, topic, message)  # send the message without its seal
         fleet.until_trained('robot1', 'robot2', iterations=1)
     fleet.until_trained('robot1', 'robot2', iterations=10)
     # Check that the server and robot1 have refused messages.
@@ -97,7 +110,7 @@ def test_all_that_was_heard_may_be_said_again_and_in_other_names_and_changes_not
         assert 'it is not sealed' in fleet.log(name)
     for robot in ('robot1', 'robot2'):
         assert 'rejoined' not in fleet.log('server') and fleet.processes[robot].poll() is None
-    for publisher in publishers.values():
+    for publisher in (*publishers.values(), *bundles.values()):
         fleet.node.destroy_publisher(publisher)
 
 

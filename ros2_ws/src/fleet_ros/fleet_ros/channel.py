@@ -24,12 +24,33 @@ from .sealing import seal, unseal
 
 
 @dataclass(frozen=True)
+class Bundling:
+    """How small messages that leave at the same time share a message, and so a datagram.
+
+    ``kind``: type of that message, the bundle. ``sends``, ``takes``: topics of the bundles of each
+    direction. ``nbytes``, ``most``: maximum bytes and number of the messages in a bundle.
+    ``size(message)``: returns at least the bytes that a message takes in it. ``join(messages)``:
+    returns the bundle. ``split(bundle)``: returns its messages, in the order in which they are
+    handled.
+    """
+
+    kind: Any
+    sends: str
+    takes: str
+    nbytes: int
+    most: int
+    size: Callable[[Any], int]
+    join: Callable[[list[Any]], Any]
+    split: Callable[[Any], list[Any]]
+
+
+@dataclass(frozen=True)
 class Topics:
     """What one side sends and receives.
 
     ``sends``: class of a value -> (type of its message, topic). ``takes``: type of a message ->
     topic. ``to_ros(value)``: returns the message. ``payload(value)``: returns the bytes that it
-    takes on the emulated link.
+    takes on the emulated link. ``bundling``: None: each message goes alone.
     """
 
     sends: Mapping[type, tuple[Any, str]]
@@ -37,6 +58,7 @@ class Topics:
     to_ros: Callable[[Any], Any]
     payload: Callable[[Any], int]
     profile: QoSProfile
+    bundling: Bundling | None = None
 
 
 class Channel:
@@ -44,8 +66,8 @@ class Channel:
 
     ``base``: beginning of the topics' names. ``take(message)``: called for each message of the
     peer, whose seal is open. ``refused(error)``: called for each message whose seal our key does
-    not open. ``link``: emulates a link; by default there is only the real one. ``keyed``: whether
-    nothing is sent or taken before `keep`.
+    not open, and for each bundle of too many. ``link``: emulates a link; by default there is only
+    the real one. ``keyed``: whether nothing is sent or taken before `keep`.
     """
 
     def __init__(self, node: Node, topics: Topics, base: str, take: Callable[[Any], None],
@@ -58,16 +80,23 @@ class Channel:
         self._session = 0
         self._ready: deque[tuple[Any, Any]] = deque()  # (publisher, message) that left the link
         self._closed = False
+        self._holds = False   # for the last message of a bundle: the answers leave together
         self.publishers = {kind: node.create_publisher(message, base + topic, topics.profile)
                            for kind, (message, topic) in topics.sends.items()}
+        if (bundling := topics.bundling) is not None:
+            self.publishers[bundling.kind] = node.create_publisher(
+                bundling.kind, base + bundling.sends, topics.profile)
         self._base = base
         self._receiving: Receiving | None = None
         self._subscriptions: list[Subscription] = []
 
     def listen(self, apart: bool = False) -> None:
         """Receive from now on; ``apart``: in a thread of its own, see `Receiving`."""
-        names = {self._base + topic: (kind, self._on_message)
-                 for kind, topic in self._topics.takes.items()}
+        names: dict[str, tuple[Any, Callable[[Any], None]]] = {
+            self._base + topic: (kind, self._on_message)
+            for kind, topic in self._topics.takes.items()}
+        if (bundling := self._topics.bundling) is not None:
+            names[self._base + bundling.takes] = bundling.kind, self._on_bundle
         if apart:
             self._receiving = Receiving(self._node, names, self._topics.profile)
         else:
@@ -120,9 +149,9 @@ class Channel:
 
     def flush(self) -> None:
         """Publish what has left the emulated link; this may block, so hold no lock."""
-        while True:
+        while not self._holds:
             try:
-                publisher, message = self._ready.popleft()
+                publisher, message = self._next()
             except IndexError:   # another thread may have taken the last one
                 return
             try:
@@ -130,6 +159,36 @@ class Channel:
             except Exception:  # rclpy raises errors of several types if the publisher was destroyed
                 if not self._closed:
                     raise
+
+    def _next(self) -> tuple[Any, Any]:
+        """Return the next message or bundle, and its publisher; IndexError: there is none."""
+        first, bundling = self._ready.popleft(), self._topics.bundling
+        if bundling is None or not self._ready:
+            return first
+        messages, room = [first[1]], bundling.nbytes - bundling.size(first[1])
+        while self._ready and len(messages) < bundling.most:
+            room -= bundling.size(self._ready[0][1])
+            if room < 0:
+                break
+            messages.append(self._ready.popleft()[1])
+        if len(messages) == 1:
+            return first
+        return self.publishers[bundling.kind], bundling.join(messages)
+
+    def _on_bundle(self, bundle: Any) -> None:
+        assert self._topics.bundling is not None
+        messages, most = self._topics.bundling.split(bundle), self._topics.bundling.most
+        if len(messages) > most:
+            self._refused(SealError(f'bundle must hold at most {most} messages, got '
+                                    f'{len(messages)}'))
+            return
+        try:
+            for left, message in zip(reversed(range(len(messages))), messages, strict=True):
+                self._holds = left > 0
+                self._on_message(message)
+        finally:
+            self._holds = False
+            self.flush()
 
     def _on_message(self, message: Any) -> None:
         seals = self._seals

@@ -15,7 +15,7 @@ from convmlp import convmlp_m
 from rog_core.codecs import get_codec
 from rog_core.methods import create
 from rog_core.model.partition import partition_of
-from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
+from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import DONE
 from rog_core.transfer import plan as plans
 from rog_core.transfer.link import MIN_CHUNK, RowLink
@@ -51,15 +51,16 @@ def _body(message: Chunk | Ack | End | Receipt) -> int:
     if isinstance(message, Ack):
         return 4 + 8 + 8 + 8 + 4
     if isinstance(message, End):
-        command = message.command
-        # first the fixed fields, aligned as in the message; then the step's name and its numbers
-        size = _aligned(24 + 2 * 8 + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
-        size = _aligned(size, 8) + 8 + 1
-        size = _aligned(size, 4) + 4 + len(command.step.name) + 1
-        size = _aligned(size, 4) + 4 + 4 * len(command.step.integers())
-        size += 4  # length field of the list of floats
-        numbers = command.step.numbers()
-        size = _aligned(size, 8) + 8 * len(numbers) if numbers else size
+        command, size = message.command, 24 + 2 * 8 + 4
+        if command != Command():
+            # first the fixed fields, aligned as in the message; then the step's name and numbers
+            size = _aligned(size + 2 * 4 + 4 + len(command.sync) + 1 + 1, 8) + 3 * 8 + 4 + 1
+            size = _aligned(size, 8) + 8 + 1
+            size = _aligned(size, 4) + 4 + len(command.step.name) + 1
+            size = _aligned(size, 4) + 4 + 4 * len(command.step.integers())
+            size += 4  # length field of the list of floats
+            numbers = command.step.numbers()
+            size = _aligned(size, 8) + 8 * len(numbers) if numbers else size
         return 4 + size + 4 + 4 * len(message.switched)
     return _aligned(4 + 8 + 4 + 4 + 4 + 4 + 4 + len(message.taken), 4) + 4
 

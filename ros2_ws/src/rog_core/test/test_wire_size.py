@@ -49,7 +49,7 @@ def test_counted_sizes_are_those_of_the_serialised_messages():
     if not MESSAGES.is_dir():
         pytest.skip('rog_msgs is not beside this package')
     store = typesys.get_typestore(typesys.Stores.ROS2_JAZZY)
-    for name in ('RowChunk', 'RowAck', 'TransferEnd', 'TransferReceipt'):
+    for name in ('RowChunk', 'RowAck', 'Command', 'TransferEnd', 'TransferReceipt'):
         text = (MESSAGES / f'{name}.msg').read_text()
         store.register(typesys.get_types_from_msg(text, f'rog_msgs/msg/{name}'))
 
@@ -68,9 +68,11 @@ def test_counted_sizes_are_those_of_the_serialised_messages():
         Shards(9, tuple(range(count)), (0.5,) * count) for count in range(4)]
     for sync in ('', 'rsp:4', 'dgh-gc'):
         for step in steps:
-            assert cdr_size(End(PUSH, 0, command=Command(sync=sync, step=step))) == serialised(
-                'TransferEnd', 1, 1, 0, 1, 0, False, 0., 0., 0, 0, sync, False, 0., 0., 1., 0,
-                False, 0., False, step.name, np.array(step.integers(), np.uint32),
-                np.array(step.numbers(), np.float64), np.zeros(0, np.uint32)), step
+            command = Command(sync=sync, step=step)
+            told = [] if command == Command() else [store.types['rog_msgs/msg/Command'](
+                0, 0, sync, False, 0., 0., 1., 0, False, 0., False, step.name,
+                np.array(step.integers(), np.uint32), np.array(step.numbers(), np.float64))]
+            assert cdr_size(End(PUSH, 0, command=command)) == serialised(
+                'TransferEnd', 1, 1, 0, 1, 0, False, 0., 0., told, np.zeros(0, np.uint32)), step
     assert cdr_size(Receipt(PUSH, 1, bytes(21))) == serialised(
         'TransferReceipt', 1, 1, 0, 1, 0, np.zeros(21, np.uint8), 0)

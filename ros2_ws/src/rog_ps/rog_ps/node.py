@@ -365,10 +365,13 @@ class ParameterServerNode(ManagedNode):
         """Carry out actions of the state machine."""
         now = time.monotonic()
         self._excuse(now)
+        sends = [action for action in actions if isinstance(action, Send)]
+        for send in sends:
+            self.peers[send.robot].send(send.message, now)
+        for robot in {send.robot for send in sends}:
+            self.peers[robot].channel.flush()
         for action in actions:
-            if isinstance(action, Send):
-                self.peers[action.robot].send(action.message, now)
-            elif isinstance(action, Notice):
+            if isinstance(action, Notice):
                 self.get_logger().warning(f'{action.robot} {action.what}: {action.detail}')
                 self.files.fault(action.robot, action.what, action.detail)
                 self._publish_status()

@@ -24,6 +24,7 @@ from rog_core.protocol.messages import (
     TransferId,
 )
 from rog_core.protocol.steps import step_of
+from rog_msgs import msg
 from rog_msgs.msg import RowAck, RowChunk, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 
@@ -31,6 +32,8 @@ MAX_PARAMETERS = 1 << 16  # maximum number of parameters of the model in a regis
 MAX_NAME = 256            # maximum characters of a name in a registration
 LONGEST = 200             # maximum characters of a received method name, which statuses repeat
 _SHAPE = re.compile(r'([0-9]{1,12}(x[0-9]{1,12}){0,15})?')
+NOTHING = Command()
+FIXED = 48  # maximum bytes of any message of a transfer but for what grows, with all padding
 STATUS_BYTES = 300  # bytes that a robot's status (its heartbeat) takes on the air
 
 
@@ -65,16 +68,34 @@ def to_ros(message: Chunk | Ack | End | Receipt) -> Any:
     if isinstance(message, Receipt):
         return TransferReceipt(**identity, chunks=message.chunks, taken=octets(message.taken),
                                refused=message.refused)
-    command = message.command
-    sending, step = command.sending, command.step
+    command = [_command_to_ros(message.command)] if _says(message.command) else []
     return TransferEnd(
         **identity, chunks=message.chunks, whole=message.whole, switched=list(message.switched),
         duration=float(message.duration), mta_duration=float(message.mta_duration),
+        command=command)
+
+
+def _says(command: Command) -> bool:
+    """Return whether a command differs from that of a push, which says nothing."""
+    return command != NOTHING or command.step.integers() != NOTHING.step.integers()
+
+
+def _command_to_ros(command: Command) -> Any:
+    sending, step = command.sending, command.step
+    return msg.Command(
         mta_time=float(command.mta_time), next_iteration=command.next_iteration,
         staleness=int(command.staleness), patience=float(command.patience), sync=command.sync,
         stop=command.stop, minimum=float(sending.minimum), threshold=sending.threshold,
         by_importance=sending.by_importance, mta=float(sending.mta), ahead=bool(command.ahead),
         step=step.name, step_integers=list(step.integers()), step_numbers=list(step.numbers()))
+
+
+def _command(message: Any) -> Command:
+    sending = Sending(message.minimum, message.threshold, message.by_importance, message.mta)
+    step = step_of(message.step, message.step_integers, message.step_numbers)
+    return Command(message.next_iteration, message.mta_time, message.staleness,
+                   shown(message.sync, LONGEST), message.stop, message.patience, sending,
+                   message.ahead, step)
 
 
 def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
@@ -91,13 +112,26 @@ def from_ros(message: Any) -> Chunk | Ack | End | Receipt:
                      _uint8(message.ids), _uint8(message.values), message.packet)
     if isinstance(message, TransferReceipt):
         return Receipt(transfer, message.chunks, bytes(memoryview(message.taken)), message.refused)
-    sending = Sending(message.minimum, message.threshold, message.by_importance, message.mta)
-    step = step_of(message.step, message.step_integers, message.step_numbers)
-    return End(transfer, message.chunks, message.duration, message.mta_duration,
-               Command(message.next_iteration, message.mta_time, message.staleness,
-                       shown(message.sync, LONGEST), message.stop, message.patience, sending,
-                       message.ahead, step),
+    command = _command(message.command[0]) if message.command else Command()
+    return End(transfer, message.chunks, message.duration, message.mta_duration, command,
                message.whole, tuple(message.switched))
+
+
+def size_bound(message: Any) -> int:
+    """Return at least the bytes that a sealed message of a transfer takes in a `Bundle`."""
+    if isinstance(message, RowChunk):
+        return FIXED + len(message.ids) + len(message.values)
+    size = FIXED + len(message.tag)
+    if isinstance(message, TransferReceipt):
+        return size + len(message.taken)
+    if isinstance(message, TransferEnd):
+        return size + 16 + 4 * len(message.switched) + sum(map(_command_bound, message.command))
+    return size
+
+
+def _command_bound(command: Any) -> int:
+    return 96 + 4 * len(command.sync) + len(command.step) + 4 * len(command.step_integers) \
+        + 8 * len(command.step_numbers)
 
 
 def payload_bytes(message: Chunk | Ack | End | Receipt | RegisterRequest) -> int:

@@ -82,10 +82,10 @@ def test_a_chunk_comes_back_as_it_was(transfer, sequence, codec, segments, ids, 
                                   {'step': 'full', 'step_integers': [1]},
                                   {'step': 'shards', 'step_integers': [1]}])
 def test_an_unknown_step_or_numbers_that_are_not_its_own_are_the_peers_fault(told):
-    end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0))
-    end.step_integers = []
+    end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0, command=Command(1)))
+    end.command[0].step_integers = []
     for name, value in told.items():
-        setattr(end, name, value)
+        setattr(end.command[0], name, value)
     with pytest.raises(RemoteProtocolError, match='step'):
         from_ros(over_the_wire(end))
 
@@ -140,9 +140,9 @@ def test_a_methods_name_is_short_and_printable_whatever_the_peer_says():
     """A received method name is short and printable, because a robot puts it into each status."""
     for said, kept in (('rsp:4+pipeline', 'rsp:4+pipeline'), ('r' * 10**6, None),
                        ('\x1b[2J', '?[2J')):
-        end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0))
+        end = to_ros(End(TransferId(1, Kind.PULL, 1, 1), 0, command=Command(1)))
         answer = Register.Response(accepted=True, sync=said)
-        end.sync = said
+        end.command[0].sync = said
         for sync in (from_ros(end).command.sync, response_from_ros(answer).sync):
             assert len(sync) <= LONGEST and sync.isprintable()
             assert kept is None or sync == kept

@@ -93,8 +93,13 @@ def altered(message):
         elif kind.startswith('sequence<uint'):
             yield name, [*value, 0]
         elif kind.startswith('sequence<'):  # a sequence of messages
-            yield name, value[::-1]
+            if len(value) > 1:
+                yield name, value[::-1]
             yield name, value[:-1]
+            for inner, other in altered(value[0]):
+                changed = copy(value[0])
+                setattr(changed, inner, other)
+                yield name, [changed, *value[1:]]
         else:  # a message inside the message
             for inner, other in altered(value):
                 changed = deserialize_message(serialize_message(value), type(value))

@@ -378,6 +378,7 @@ class WorkerNode(ManagedNode):
                     self.get_logger().info(checksum_of(action.message.transfer,
                                                        self.machine.accumulator.weights))
             elif isinstance(action, Compute):
+                self.channel.flush()  # rows go before the status
                 if not self.has_begun:  # measure energy and times from the first grant on
                     self.has_begun = True
                     self.meter.restart(now)
@@ -386,6 +387,7 @@ class WorkerNode(ManagedNode):
             elif isinstance(action, Stop):
                 self.error = action.error
                 self._grant(None)
+        self.channel.flush()
         self.meter.enter(self.machine.activity, now)
         self.set_alarm()
 
@@ -394,7 +396,6 @@ class WorkerNode(ManagedNode):
             return
         self.reports.spoke = now
         self.channel.send(value, now, lossy=True)
-        self.channel.flush()
 
     # -- status ---
 
