@@ -420,7 +420,7 @@ def registered(keyed, incarnation=7):
     return request, deserialize_message(response, Register.Response)
 
 
-REGISTER = 'rog_msgs/Register'
+REGISTER = '/rog/register'
 
 
 def test_a_registration_is_taken_once_by_a_server_process(keyed):
@@ -969,13 +969,13 @@ def test_what_was_recorded_of_a_run_is_of_no_use_after_a_restart_of_its_server(k
     request, response = registered(keyed, 9)
     asked.append(request)
     caller = controller(keyed)
-    sets = [caller.call('rog_msgs/SetSync', serialize_message(SetSync.Request(sync='asp')))]
+    sets = [caller.call('/rog/set_sync', serialize_message(SetSync.Request(sync='asp')))]
     answer = call(keyed, SetSync, '/rog/set_sync', SetSync.Request(sealed=octets(sets[0])))
-    assert caller.answer('rog_msgs/SetSync', sets[0], bytes(answer.sealed)) is None
-    sets += [caller.call('rog_msgs/SetSync', serialize_message(SetSync.Request(sync='asp')))]
+    assert caller.answer('/rog/set_sync', sets[0], bytes(answer.sealed)) is None
+    sets += [caller.call('/rog/set_sync', serialize_message(SetSync.Request(sync='asp')))]
     call_ = SetSync.Request(sealed=octets(sets[1]))
     answer = call(keyed, SetSync, '/rog/set_sync', call_)
-    assert caller.answer('rog_msgs/SetSync', sets[1], bytes(answer.sealed)), 'the twin'
+    assert caller.answer('/rog/set_sync', sets[1], bytes(answer.sealed)), 'the twin'
     keyed.until(lambda: keyed.status.sync == 'asp', 'it is carried out')
     former = keyed.status.incarnation
     keyed.kill('robot1')

@@ -90,10 +90,9 @@ class Key(NamedTuple):
 def may_be(robot: str, client: str) -> bool:
     """Return whether a client of this name may belong to a robot.
 
-    It has the robot's name, or is inside the robot's namespace (robot1/model2), or the robot is in
-    a fleet's namespace (blue/robot1).
+    It has the robot's name, or is inside the robot's namespace (robot1/model2).
     """
-    return robot != '' and f'/{robot}/' in f'/{client}/'
+    return robot != '' and f'{client}/'.startswith(f'{robot}/')
 
 
 def new_key() -> Key:

@@ -3,7 +3,8 @@
 Sealed content is encrypted by AES-256-GCM (NIST SP 800-38D), which also proves it, together with a
 header that stays readable. Content that may be read by everybody is only proved, by a keyed BLAKE2b
 hash (RFC 7693), which needs no nonce. Both sides of a session derive its keys from the robot's key
-and the random numbers of the two processes, so nothing of a former session is accepted.
+and random numbers of both, so nothing of a former session is accepted. Within a session everything
+is numbered, and taken once.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .arrivals import Arrivals
+from .arrivals import WIRE, Arrivals
 from .errors import KeyFileError, SealError
 from .key import cryptography, derived
 
 TAG = 16       # bytes that proving adds
+_NUMBER = struct.Struct('<I')  # number of a tag, its first bytes
 NONCE = 12     # bytes of a nonce
 
 
 class Seal:
-    """Seals what one side of a session says; its peer opens it with an equal `Seal`."""
+    """Seals what one side of a session says; its peer opens it with an equal `Seal`.
 
-    def __init__(self, key: bytes) -> None:
+    ``first``: number of the first tag. A process that goes on in another one's place needs a higher
+    one than that process has used.
+    """
+
+    def __init__(self, key: bytes, first: int = 0) -> None:
         aead, _, exceptions = cryptography()
         cipher = aead(derived(key, 'content'))
         self._encrypt, self._decrypt = cipher.encrypt, cipher.decrypt
         self._invalid = exceptions.InvalidTag
-        self._begin = hashlib.blake2b(key=derived(key, 'messages'), digest_size=TAG).copy
+        self._begin = hashlib.blake2b(key=derived(key, 'messages'),
+                                      digest_size=TAG - _NUMBER.size).copy
+        self._numbers = itertools.count(first)
+        self._tags, self._packets = Arrivals(), Arrivals()   # of the peer
 
     def encrypted(self, nonce: bytes, content: bytes, header: bytes) -> bytes:
         """Return ``content`` encrypted, `TAG` bytes longer.
@@ -53,21 +62,36 @@ class Seal:
             raise _unproved(len(sealed)) from None
         return content
 
+    def take_once(self, packet: int) -> None:
+        """Raise SealError if a packet of the peer with this number was taken before."""
+        if not self._packets.is_new(packet):
+            raise SealError('it is repeated')
+
     def tag(self, content: bytes) -> bytes:
-        """Return the `TAG` bytes that prove ``content``."""
+        """Return the `TAG` bytes that prove ``content``; no two tags are the same."""
+        return self._tag(_NUMBER.pack(next(self._numbers) % WIRE), content)
+
+    def _tag(self, number: bytes, content: bytes) -> bytes:
         digest = self._begin()
+        digest.update(number)
         digest.update(content)
-        return digest.digest()
+        return number + digest.digest()
 
     def check(self, tag: bytes, content: bytes) -> None:
-        """Raise SealError unless ``tag`` is the tag of ``content``."""
-        if not hmac.compare_digest(tag, self.tag(content)):
+        """Raise SealError unless ``tag`` is a tag of ``content`` that was not taken before."""
+        number = tag[:_NUMBER.size]
+        if not hmac.compare_digest(tag, self._tag(number, content)):
             raise _unproved(len(tag))
+        if not self._tags.is_new(*_NUMBER.unpack(number)):
+            raise SealError('it is repeated')
 
 
 def _unproved(nbytes: int) -> SealError:
-    return SealError('it is not sealed with our key, or was changed or repeated' if nbytes else
+    return SealError('it is not sealed with our key, or was changed' if nbytes else
                      'it is not sealed, but this side has a key (security.key)')
+
+
+LAST_WORDS = 1 << 30   # number of the first tag of `Session.last_words`
 
 
 class Session:
@@ -82,6 +106,10 @@ class Session:
         self.secrets = (derived(secret, 'to server', robot, server),
                         derived(secret, 'to robot', robot, server))
         self.to_server, self.to_robot = map(Seal, self.secrets)
+
+    def last_words(self) -> Seal:
+        """Return what seals the words to the robot of a process that speaks for a dead one."""
+        return Seal(self.secrets[1], LAST_WORDS)
 
 
 # -- calls -----------------------------------------------------------------------------------------

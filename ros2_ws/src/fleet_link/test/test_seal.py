@@ -111,10 +111,33 @@ def test_a_tag_proves_its_content_and_its_sender(content):
         SESSION.to_server.check(b'', content)
 
 
+def test_everything_is_taken_once_also_out_of_order():
+    says, hears = (Session(ROBOT.secret, 11, 22).to_server for _ in range(2))
+    tags = [says.tag(b'same') for _ in range(5)]
+    for k in (0, 3, 1, 4):
+        hears.check(tags[k], b'same')
+        hears.take_once(k)
+    for k in (0, 1, 3, 4):
+        with pytest.raises(SealError, match='repeated'):
+            hears.check(tags[k], b'same')
+        with pytest.raises(SealError, match='repeated'):
+            hears.take_once(k)
+    hears.check(tags[2], b'same')
+    hears.take_once(2)
+
+
+def test_who_speaks_for_a_dead_process_is_heard_after_all_that_it_has_said():
+    session, hears = Session(ROBOT.secret, 11, 22), Session(ROBOT.secret, 11, 22).to_robot
+    for _ in range(300):
+        hears.check(session.to_robot.tag(b'reply'), b'reply')
+    hears.check(session.last_words().tag(b'it ended'), b'it ended')
+
+
 def test_what_is_sealed_does_not_change_by_itself():
     """Other versions must compute the same bytes."""
-    assert SESSION.to_server.tag(b'content').hex() == '1638760de4a6d6e5b302ff9392b08a0b'
-    assert SESSION.to_server.encrypted(bytes(NONCE), b'content', b'header').hex() == (
+    own = Session(ROBOT.secret, 11, 22).to_server
+    assert own.tag(b'content').hex() == '00000000f4b36afe5d81150fbe42834f'
+    assert own.encrypted(bytes(NONCE), b'content', b'header').hex() == (
         '23a6986b688dd1b8bce5dbc6a9596cc05c94ad139a0030')
     assert Signer(FLEET).sign(b'status').hex()[:32] == 'a87db134056721adfa925f1468ed32f8'
 

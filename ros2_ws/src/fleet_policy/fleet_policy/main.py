@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_ros.ending import Interruption
+from fleet_ros.exposure import look_before
 from fleet_ros.process import run, spin_until
 
 PACKAGES = ('fleet_policy', 'lopinfer_node', 'rog_tasks')
@@ -14,7 +15,7 @@ PACKAGES = ('fleet_policy', 'lopinfer_node', 'rog_tasks')
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until it is stopped; the exit code is 0 for a clean end."""
-    return run(_build, _serve, args, PACKAGES)
+    return run(_build, _serve, args, PACKAGES, lambda given: look_before('policy', '/', given))
 
 
 def _build() -> Any:

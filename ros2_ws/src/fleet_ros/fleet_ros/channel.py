@@ -121,11 +121,12 @@ class Channel:
 
         ``lossy``: see `ShapedLink`.
         """
-        self.link.send(self._topics.payload(value), partial(self._leave, value), now, lossy)
+        leave = partial(self._leave, value, self._seals)
+        self.link.send(self._topics.payload(value), leave, now, lossy)
 
     def say(self, value: Any) -> None:
         """Send a value now, around the emulated link: the process ends soon."""
-        self._leave(value)
+        self._leave(value, self._seals)
         self.flush()
 
     @property
@@ -133,8 +134,8 @@ class Channel:
         """Return whether DDS has found a subscription for everything that is sent."""
         return all(publisher.get_subscription_count() for publisher in self.publishers.values())
 
-    def _leave(self, value: Any) -> None:
-        if self.is_open:
+    def _leave(self, value: Any, seals: tuple[Seal, Seal] | None) -> None:
+        if self.is_open and seals is self._seals:   # not of a former session
             message = seal(self._seals and self._seals[0], self._topics.to_ros(value))
             self._ready.append((self.publishers[type(value)], message))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from .environment import FASTDDS_FILES, dds_environment, fastdds_version
 
-_INTERFACE = re.compile(r'<NetworkInterface\b[^>]*\b(name|address)\s*=\s*["\']([^"\']+)["\']')
-
 
 def leaves_machine(environment: Mapping[str, str]) -> bool:
     """Return whether DDS can reach other machines, or be reached from them.
@@ -39,12 +36,25 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
         # interfaces.
         return reach != 'OFF' and (local_only or reach != 'SYSTEM_DEFAULT' or not all(
             map(_is_loopback, _fastdds_interfaces(environment) or ['any'])))
-    if local_only or reach in ('LOCALHOST', 'OFF'):
-        return False
     if 'cyclonedds' not in rmw:
         return True
-    interfaces = _INTERFACE.findall(environment.get('CYCLONEDDS_URI', ''))
-    return not interfaces or not all(map(_is_loopback, (text for _, text in interfaces)))
+    return not (local_only or reach in ('LOCALHOST', 'OFF')
+                or _cyclone_stays(environment.get('CYCLONEDDS_URI', '')))
+
+
+def _cyclone_stays(configuration: str) -> bool:
+    """Return whether a configuration of Cyclone DDS, as text, confines every domain to loopback."""
+    try:
+        root = ElementTree.fromstring(configuration)
+    except ElementTree.ParseError:   # also the name of a file, which is not read
+        return False
+    for element in root.iter():
+        element.tag = element.tag.rpartition('}')[2]
+    interfaces = list(root.iter('NetworkInterface'))
+    domains = [domain.get('Id', domain.get('id', 'any')) for domain in root.iter('Domain')]
+    return bool(interfaces) and all(domain == 'any' for domain in domains) and all(
+        _is_loopback(each.get('name', each.get('address', '')))
+        and each.get('autodetermine', 'false') == 'false' for each in interfaces)
 
 
 def _fastdds_interfaces(environment: Mapping[str, str]) -> list[str]:

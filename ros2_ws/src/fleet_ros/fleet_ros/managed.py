@@ -16,6 +16,7 @@ from fleet_env.settings.base import Settings, setting
 from rclpy.lifecycle import LifecycleNodeMixin, TransitionCallbackReturn
 from rclpy.node import Node
 
+from .exposure import key_file
 from .parameters import declare_early, declared
 from .process import is_users
 from .services import bound_parameters, is_name
@@ -57,6 +58,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
     def __init__(self, name: str, model: type[ManagedSettings], **options: Any) -> None:
         Node.__init__(self, name, **options)
         bound_parameters(self, any(knob.live for knob in declared(model)))
+        self._model = model
         self.held = ExitStack()
         self.configured = self.active = self.done = False
         self.stays_until = 0.0
@@ -69,11 +71,13 @@ class ManagedNode(LifecycleNodeMixin, Node):
             self._bring_up()
 
     def is_drivable(self) -> bool:
-        """Return whether a lifecycle manager is allowed to drive a self-started node.
+        """Return whether anyone may change the state of a node that has started itself.
 
-        Such a node has configured and activated itself.
+        Such a change is a control call that does not prove its sender. So the node refuses it if it
+        has a key, or if it takes no control calls (`security.control`).
         """
-        return True
+        found = declare_early(self, self._model, 'security.key', 'security.control')
+        return not key_file(found.get('security.key', '')) and found.get('security.control', True)
 
     # -- methods that a subclass overrides ---
 

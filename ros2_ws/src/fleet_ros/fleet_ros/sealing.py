@@ -50,7 +50,8 @@ def seal(key: Seal | None, message: Any) -> Any:
 def unseal(key: Seal | None, message: Any) -> None:
     """Check the seal of a ROS message, and decrypt its content, if there is a key.
 
-    Raises SealError, and changes nothing, if the message was not sealed with this key.
+    Raises SealError, and changes nothing, if the message was not sealed with this key, or was taken
+    before.
     """
     if key is None:
         return
@@ -58,6 +59,7 @@ def unseal(key: Seal | None, message: Any) -> None:
     if form.content:
         content = key.decrypted(form.nonce(message), getattr(message, form.content),
                                 form.header(message))
+        key.take_once(message.packet)
         setattr(message, form.content, octets(content))
     else:
         key.check(bytes(message.tag), form.header(message))
@@ -205,13 +207,13 @@ class ServiceClient:
         self._node.destroy_client(self._client)
 
     def _ask(self, caller: Caller, request: bytes, future: Future, again: int) -> None:
-        call = caller.call(_name(self._kind), request)
+        call = caller.call(self.srv_name, request)
         asked = self._client.call_async(self._kind.Request(sealed=octets(call)))
         self._pending[future] = asked
 
         def on_answer(answer: Any) -> None:
             try:
-                response = caller.answer(_name(self._kind), call, bytes(answer.sealed))
+                response = caller.answer(self.srv_name, call, bytes(answer.sealed))
             except SealError as error:
                 self._refused(f'an answer to a call of {self.srv_name} was ignored: {error}')
                 return
@@ -242,7 +244,7 @@ def serve(node: Node, kind: Any, name: str, answer: Callable[[Any, Any, Call | N
     def on_call(request: Any, response: Any) -> Any:
         sealed = bytes(request.sealed)
         try:
-            call = answerer.opened(_name(kind), sealed)
+            call = answerer.opened(service.srv_name, sealed)
         except SealError as error:
             refused(f'refused a call of {name}: {error}')
             if not sealed:
@@ -259,14 +261,9 @@ def serve(node: Node, kind: Any, name: str, answer: Callable[[Any, Any, Call | N
         response.sealed = octets(answerer.answer(call, filled))
         return response
 
-    node.create_service(kind, name, on_call)
+    service = node.create_service(kind, name, on_call)
 
 
 # What a caller without a key is told. It proves nothing, so a caller with a key never sees it.
 UNSEALED = ('the server has a key: make one for this robot (rog key FILE --robot NAME), and give '
             'it by security.key, --key or FLEET_KEY')
-
-
-def _name(kind: Any) -> str:
-    name: str = kind.__name__
-    return f'{kind.__module__.partition(".")[0]}/{name}'

@@ -6,10 +6,12 @@ import atexit
 import contextlib
 import functools
 import itertools
+import os
 import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -165,6 +167,12 @@ class OffloadedModel:
         self._client = Client(self._node, traced, self._options)
         self._spinning = Spinning(self._node)
         threading.Thread(target=self._watch, name='weights', daemon=True).start()
+        here = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
+
+    def _after_fork(self) -> None:
+        """Compute whole in a forked child: its parent has the session and the threads."""
+        self._client, self._reason = None, 'this process was forked after the model was shared'
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # copies, because the model may write to its inputs

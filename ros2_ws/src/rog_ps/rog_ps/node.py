@@ -29,7 +29,7 @@ from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
 from rog_core.server.machine import ServerMachine
 from rog_msgs.msg import TransferReceipt
-from rog_ros.parameters import SERVER, ServerSettings, declare_robots, is_drivable
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Others
 from rog_ros.signature import Signature, process_of
@@ -68,10 +68,6 @@ class ParameterServerNode(ManagedNode):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('parameter_server', ServerSettings, namespace=f'/{SERVER}', **options)
-
-    def is_drivable(self) -> bool:
-        """Return whether anyone may change the node's lifecycle state; see `rog_ros.parameters`."""
-        return is_drivable(self, ServerSettings)
 
     def configure(self) -> None:
         """Load the task, make the state machine and the topics; grant no iteration yet."""
@@ -265,15 +261,18 @@ class ParameterServerNode(ManagedNode):
         """Handle a status message of a robot.
 
         The status counts as a heartbeat and is recorded. It may say that the robot pauses or stops.
-        Whoever shows the fleet gets it, too, also before the robot has registered.
+        Whoever shows the fleet gets it, too; without a key also before the robot has registered.
         """
         if message.robot != robot:
             return
-        self._reports.relay.publish(message)
+        if self._key is None:
+            self._reports.relay.publish(message)
         member = self._sender_of(robot, message, lambda peer, member: peer.check_status(
             message, member, self.machine.incarnation, self._key is not None))
         if member is None:
             return
+        if self._key is not None:
+            self._reports.relay.publish(message)
         if self.peers[robot].is_recorded(message, member):
             self.files.record(lambda recorder: recorder.status(self.elapsed, message))
         self._presence.on_status(robot, message.state == PAUSED)

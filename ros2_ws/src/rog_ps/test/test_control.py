@@ -34,8 +34,12 @@ class Server:
         self.saved, self.services = [], {}
         node = Mock(machine=SimpleNamespace(incarnation=5), dropped=Counter(), save=self.save,
                     settings=SimpleNamespace(security=SimpleNamespace(control=control)))
-        node.create_service = lambda kind, name, answer: self.services.update({name: answer})
+        node.create_service = self.offer
         Control(node, key)
+
+    def offer(self, kind, name, answer):
+        self.services[name] = answer
+        return SimpleNamespace(srv_name=f'/rog/{name}')
 
     def save(self, name):
         if name == 'bad':
@@ -63,7 +67,7 @@ class Client:
 
 
 KEY = new_key()
-PURPOSE = 'rog_msgs/SaveCheckpoint'
+PURPOSE = '/rog/save_checkpoint'
 
 
 def test_who_has_the_key_is_obeyed_and_told_what_was_wrong():

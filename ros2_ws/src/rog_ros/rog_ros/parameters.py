@@ -20,10 +20,9 @@ from fleet_env.settings.fleet import (
 )
 from fleet_env.settings.fleet_file import link_trace
 from fleet_env.settings.power_model import PowerModel
-from fleet_ros.exposure import key_file
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
-from fleet_ros.parameters import declare, declare_early, parameters
+from fleet_ros.parameters import declare, parameters
 from rclpy.node import Node
 from rog_core.errors import ConfigError
 
@@ -66,16 +65,6 @@ class RobotEntry(Computer):
     """The parameters that the server's node has for each robot, needed before a robot registers."""
 
     link: LinkConfig = LinkConfig(trace='')
-
-
-def is_drivable(node: Node, model: type[ManagedSettings]) -> bool:
-    """Return whether anyone may change the lifecycle state of a node.
-
-    Such a change is a control call that does not prove its sender. So the node refuses it
-    if the fleet has a key, or if the fleet accepts no control calls (`security.control`).
-    """
-    found = declare_early(node, model, 'security.key', 'security.control')
-    return not key_file(found['security.key']) and found.get('security.control', True)
 
 
 def worker_parameters(fleet: FleetConfig, robot: RobotConfig) -> dict[str, Any]:

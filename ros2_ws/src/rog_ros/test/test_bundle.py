@@ -1,5 +1,6 @@
 """Messages that share a datagram arrive as if each had come alone."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -20,7 +21,8 @@ from rog_ros.bundle import FIELDS, MOST, ROOM, split
 from rog_ros.convert import from_ros, size_bound, to_ros
 from rog_ros.topics import SERVER, WORKER
 
-SESSION = Session(Key(bytes(range(32))).of('robot1').secret, 11, 22)
+SECRET, LIVES = Key(bytes(range(32))).of('robot1').secret, (11, 22)
+SESSION = Session(SECRET, *LIVES)
 OVERHEAD = 24   # bytes of a bundle without messages, with the padding before the first ones
 
 
@@ -56,8 +58,9 @@ class Pair:
         for channel in (self.server, self.robot):
             channel.listen()
         if keyed:
-            self.robot.keep(SESSION.to_server, SESSION.to_robot, SESSION.number)
-            self.server.keep(SESSION.to_robot, SESSION.to_server, SESSION.number)
+            ours, theirs = (Session(SECRET, *LIVES) for _ in range(2))
+            self.robot.keep(ours.to_server, ours.to_robot, ours.number)
+            self.server.keep(theirs.to_robot, theirs.to_server, theirs.number)
 
     def take(self, message):
         self.got.append(from_ros(message))
@@ -88,6 +91,8 @@ values = st.lists(st.one_of(chunks, acks, receipts, ends), max_size=40)
 @given(sent=values)
 def test_what_shares_a_datagram_arrives_in_an_allowed_order(keyed, sent):
     pair = Pair(keyed)
+    sent = [replace(value, packet=number) if isinstance(value, Chunk) else value
+            for number, value in enumerate(sent)]
     pair.send(sent)
     datagrams = pair.air.deliver()
     assert not pair.refused

@@ -42,6 +42,9 @@ class Connection:
         :raises ConfigError: a setting is not allowed, or the server refuses this robot or model.
         """
         node, data = self.node, options.pop('data', None)
+        if node.machine is not None and node.machine.server:
+            raise ConfigError('a connection makes one optimizer, and this one has made it: leave '
+                              'the fleet (the end of `with connect(...)`), and connect again')
         if 'lr' in options:
             options['learning_rate'] = options.pop('lr')
         settings = changed(node.settings, training=options)

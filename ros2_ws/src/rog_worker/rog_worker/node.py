@@ -46,7 +46,7 @@ from rog_msgs.msg import (
     Heartbeat,
 )
 from rog_ros import qos
-from rog_ros.parameters import WorkerSettings, fleet_namespace, is_drivable, robot_name
+from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order
 from rog_ros.signature import Signature, process_of
@@ -80,13 +80,6 @@ class WorkerNode(ManagedNode):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('worker', WorkerSettings, **options)
-
-    def is_drivable(self) -> bool:
-        """Return whether anyone on the network may change the node's lifecycle state.
-
-        See `rog_ros.parameters.is_drivable`.
-        """
-        return is_drivable(self, WorkerSettings)
 
     def configure(self) -> None:
         """Declare parameters and topics."""

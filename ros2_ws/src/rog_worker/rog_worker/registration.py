@@ -98,9 +98,9 @@ class Registration:
                 node.leave(shown(response.reason, 600))
                 return
         if response.accepted and self._key is not None:
-            former, self.session = self.session, Session(self._key.secret, node.incarnation,
-                                                         response.incarnation)
-            if former is None or former.number != self.session.number:
+            session = Session(self._key.secret, node.incarnation, response.incarnation)
+            if self.session is None or self.session.number != session.number:
+                self.session = session
                 self.count = 0  # another server process starts its count at 0
                 node.channel.keep(self.session.to_server, self.session.to_robot,
                                   self.session.number)

@@ -65,6 +65,7 @@ from .convert import (
     value_of,
 )
 
+MOST_CALLS = 8        # number of calls of which an answer still counts
 UPLOAD_LIMIT = 10.0  # maximum seconds for the upload of one part of the model
 
 Planner = Callable[[Traced, np.ndarray, np.ndarray], Iterable[PlannedTable]]
@@ -306,6 +307,9 @@ class Client:
         self._about = about
         future = client.call_async(request())
         self._calls.append((client, future))
+        while len(self._calls) > MOST_CALLS:
+            client, old = self._calls.pop(0)
+            client.remove_pending_request(old)
         future.add_done_callback(answer)
 
     def _forget_calls(self) -> None:

@@ -200,7 +200,7 @@ class Link(Port):
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
         assert self._channel is not None
         if caller is not None:
-            session = Session(secret, self._incarnation, caller.server)
+            session = Session(secret, self._incarnation, response.session)
             self._channel.keep(session.to_server, session.to_robot, self._incarnation)
         limit = time.monotonic() + TURN
         while not self._channel.is_heard or self.node.count_publishers(

@@ -152,8 +152,10 @@ class ForkServerProcess:
 class _Program:
     """The status file of one program, and the publisher of acknowledgements to this program."""
 
-    def __init__(self, server: Server, program: str, session: Session | None) -> None:
-        self.session = session     # None: there is no key
+    def __init__(self, server: Server, program: str, session: Session | None, number: int
+                 ) -> None:
+        self.session, self.number = session, number   # None: there is no key
+        self._last_words = session.last_words() if session else None
         self.path = server.folder / program
         self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
@@ -175,7 +177,7 @@ class _Program:
             return False
         if now >= self.at:
             if self.acks.get_subscription_count():
-                self.acks.publish(seal(self.session.to_robot if self.session else None, self.last))
+                self.acks.publish(seal(self._last_words, self.last))
                 self.at = now + AGAIN * 2 ** self.told
                 self.told += 1
             else:
@@ -269,16 +271,18 @@ class Server:
             try:
                 response.reason, actions = self.machine.on_open(asked, now)
                 if not response.reason and asked.program not in self._programs:
-                    session = None
+                    number, session = secrets.randbits(63), None
                     if call is not None and self._answerer is not None:
-                        session = self._answerer.session(call, self._answerer.life)
-                    self._programs[asked.program] = _Program(self, asked.program, session)
+                        session = self._answerer.session(call, number)
+                    self._programs[asked.program] = _Program(self, asked.program, session, number)
             except Exception as error:   # an error in one request must not end the server
                 response.reason = f'the server cannot serve it: {type(error).__name__}: {error}'
                 self.node.get_logger().error(response.reason)
                 self.machine.on_ended(asked.program, Ending(0, response.reason), now)
                 actions = [a for a in actions if a.program != asked.program]
             self._act(actions)
+        if call is not None and asked.program in self._programs:
+            response.session = self._programs[asked.program].number
         response.accepted = not response.reason
         response.device = self.device
         response.memory = self.settings.memory << 20
