@@ -124,6 +124,13 @@ class Channel:
         leave = partial(self._leave, value, self._seals)
         self.link.send(self._topics.payload(value), leave, now, lossy)
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether nothing could share a message with what is ready: `flush` it at once."""
+        bundling = self._topics.bundling
+        return bundling is None or len(self._ready) >= bundling.most or bool(
+            self._ready) and bundling.size(self._ready[-1][1]) > bundling.nbytes
+
     def say(self, value: Any) -> None:
         """Send a value now, around the emulated link: the process ends soon."""
         self._leave(value, self._seals)

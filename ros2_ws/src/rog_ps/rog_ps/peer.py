@@ -57,9 +57,11 @@ class Peer:
             self.channel.keep(session.to_robot, session.to_server, session.number)
 
     def send(self, value: Any, now: float) -> None:
-        """Send a message over the emulated link; the channel's `flush` publishes it."""
+        """Send a message over the emulated link; at the latest `Channel.flush` publishes it."""
         self._spoke = now
         self.channel.send(value, now, lossy=True)
+        if self.channel.is_full:
+            self.channel.flush()
 
     def beat(self, server: int, said: float, limit: float) -> None:
         """Send a heartbeat if the robot may take the server for dead.

@@ -43,16 +43,25 @@ class Reports:
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
         self.last = -math.inf                # time of the last status
+        self._said: tuple[Any, ...] = ()     # what the last status said, see `_news`
         # The last query for publishers: the time of the query, the number of messages that had
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
     def is_due(self, machine: ServerMachine) -> bool:
-        """Return whether the slowest link can take another status."""
-        nbytes = ON_AIR + ON_AIR_ROBOT * len(machine.members)
-        rate = min((m.link.speed.careful for m in machine.members.values() if m.alive),
-                   default=math.inf)
-        return is_due(time.monotonic() - self.last, nbytes, rate)
+        """Return whether the slowest link can take another status, and it is not yet known."""
+        since = time.monotonic() - self.last
+        alive = [m for m in machine.members.values() if m.alive]
+        if alive and self._news(machine) == self._said:
+            return is_due(since, math.inf, 1.0)
+        return is_due(since, ON_AIR + ON_AIR_ROBOT * len(machine.members),
+                      min((m.link.speed.careful for m in alive), default=math.inf))
+
+    def _news(self, machine: ServerMachine) -> tuple[Any, ...]:
+        """Return what makes a status worth sending; else only times grow."""
+        return (machine.iteration, machine.paused, machine.stopping, str(machine.method),
+                [(m.robot, m.state, m.place, m.iteration, m.slowest, list(m.waiting_for))
+                 for m in machine.members.values()])
 
     def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
         """Publish the fleet's status.
@@ -61,6 +70,7 @@ class Reports:
         :param paused: robots that are paused.
         """
         self.last = now = time.monotonic()
+        self._said = self._news(machine)
         active = machine.active()
         self.count += 1
         message = FleetStatus(

@@ -319,7 +319,9 @@ class WorkerNode(ManagedNode):
         Then tell the server so at once.
         """
         silent, self.server_heard = now - self.server_heard, now
-        if self.machine is not None and silent > CONTACT * self.settings.heartbeat.period:
+        beat = self.settings.heartbeat
+        # a server with no news sends a heartbeat three times within the limit
+        if self.machine is not None and silent > max(CONTACT * beat.period, beat.limit / 2):
             self.report(urgent=True)
             self.act(self.machine.on_contact(now))
 
@@ -389,6 +391,8 @@ class WorkerNode(ManagedNode):
             return
         self.reports.spoke = now
         self.channel.send(value, now, lossy=True)
+        if self.channel.is_full:
+            self.channel.flush()
 
     # -- status ---
 

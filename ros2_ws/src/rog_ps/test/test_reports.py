@@ -1,0 +1,45 @@
+"""A fleet status without news is rare, so that it fills no link of a robot that waits."""
+
+import math
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import numpy as np
+from builtin_interfaces.msg import Time
+from rog_core.model.partition import partition_of
+from rog_core.protocol.config import ServerConfig, TransferConfig
+from rog_core.protocol.messages import RegisterRequest
+from rog_core.server.machine import ServerMachine
+from rog_ps import reports
+from rog_ros.heartbeat import RARELY
+
+PARTITION = partition_of([('w', (20, 60))])
+
+
+def test_a_status_with_no_news_is_due_after_four_seconds_and_any_other_at_once(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(reports.time, 'monotonic', lambda: now)
+    node = MagicMock()
+    node.get_clock.return_value.now.return_value.to_msg.return_value = Time()
+    made = reports.Reports(node, SimpleNamespace(run='', start=1), None)
+    machine = ServerMachine(
+        PARTITION, np.ones(PARTITION.elements, np.float32), 50,
+        ServerConfig(TransferConfig('row', 'onebit', 1.0, 1.0, 14000, 0.004), 'rsp:4',
+                     momentum=0.0, heartbeat_limit=3.0, patience=math.inf, drain_limit=math.inf,
+                     stop_limit=math.inf, capacities={}, implausible=100.0))
+
+    def passes(seconds):
+        nonlocal now
+        made.status(machine, 0.0, False, set())
+        now += seconds
+        return made.is_due(machine)
+
+    assert passes(1.0), 'nobody has a link: a robot or a second server shall hear of us soon'
+    machine.on_register(RegisterRequest(
+        'robot1', 9, 0, 0, 'row', 'onebit', PARTITION.digest,
+        tuple((p.name, p.shape, int(p.role)) for p in PARTITION.parameters)), now)
+    assert made.is_due(machine)
+    assert not passes(RARELY / 2)
+    machine.pause(now)
+    assert made.is_due(machine)
+    assert passes(RARELY)
