@@ -241,3 +241,33 @@ def test_off_this_machine_nothing_starts_without_a_key_or_consent(tmp_path, monk
     monkeypatch.setattr(rclpy, 'init', lambda **options: (_ for _ in ()).throw(StopIteration))
     with pytest.raises((StopIteration, RuntimeError)), offload(model, example=x):
         pass
+
+
+def test_a_forked_child_does_not_speak_in_its_parents_session(keys, tmp_path):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(tmp_path, access=keys['fleet']), shared_by(keys['robot1'], model, x) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        child = os.fork()
+        if not child:
+            os._exit(0 if not shared.shared and 'forked' in shared.reason else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        same(shared(x), model(x))
+        assert shared.shared
+
+
+def test_a_server_with_a_key_is_driven_by_nobody(keys, tmp_path):
+    from fleet_ros.managed import ManagedNode
+    from lopinfer_node.ros.server_node import ServerNode
+    from rclpy.parameter import Parameter
+    context = Context()
+    rclpy.init(context=context)
+    try:
+        for key, offered in (('', True), (keys['fleet'].key, False)):
+            node = ServerNode(context=context, parameter_overrides=[
+                Parameter('directory', value=str(tmp_path)), Parameter('security.key', value=key)])
+            assert isinstance(node, ManagedNode)
+            assert any('change_state' in service.srv_name for service in node.services) == offered
+            node.held.close()
+            node.destroy_node()
+    finally:
+        context.try_shutdown()

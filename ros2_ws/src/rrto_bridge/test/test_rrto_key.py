@@ -162,6 +162,26 @@ def test_who_lacks_the_right_key_is_told_why(domain, keys, server, program, why)
     assert code == 1 and not out and why in err, err
 
 
+def test_a_server_that_has_not_our_key_is_passed_over(domain, keys):
+    domain.server('safe', **{'security.key': keys / 'fleet.key'}).wait('serving as')
+    with stranger_in(domain) as stranger:
+        stranger.node.create_service(srv.Open, '/rrto/a/open', lambda request, response: response)
+        stranger.node.create_publisher(msg.ServerStatus, '/rrto/a/status', qos.STATUS)
+        code, out, err = domain.run('--key', str(keys / 'robot1.key'), '--', 'python', '-c',
+                                    'import torch; print(torch.ones(3).cuda().sum().item())')
+    assert (code, out) == (0, '3.0\n'), err
+
+
+def test_a_stranger_ends_no_server(domain, keys):
+    server = domain.server('safe', **{'security.key': keys / 'fleet.key'})
+    server.wait('serving as')
+    with stranger_in(domain) as stranger:
+        assert stranger.client.wait_for_service(LIMIT)
+        offered = {name for name, _ in stranger.node.get_service_names_and_types()}
+        assert not [name for name in offered if 'change_state' in name]
+    assert server.process.poll() is None
+
+
 def test_a_robots_key_is_enough_for_a_server_of_its_own_on_its_machine(domain, keys):
     code, out, err = domain.run('--key', str(keys / 'robot1.key'), '--', 'python', '-c',
                                 'import torch; print(torch.ones(3).cuda().sum().item())')

@@ -68,6 +68,10 @@ MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
 
+class _UnansweredError(ConfigError):
+    pass
+
+
 @dataclass
 class LinkOptions:
     """Options of a `Link`.
@@ -149,8 +153,19 @@ class Link(Port):
         self._alarm = Alarm(self._ending_waits(self._on_alarm))
         release(self._alarm.close)
         self.server = self._find()
-        self._create_topics()
-        self.lease = self._open()
+        tried = {self.server}
+        while True:
+            self._create_topics()
+            try:
+                self.lease = self._open()
+                break
+            except _UnansweredError:   # it may be dead, or nobody with our key: try the next
+                others = [name for name in servers(self.node) if name not in tried]
+                if self._wanted or not others:
+                    raise
+                self._stop_receiving()
+                self.server = others[0]
+                tried.add(self.server)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self.engine: Any = None              # the engine whose counters the status message contains
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
@@ -193,8 +208,9 @@ class Link(Port):
             except Empty:
                 continue
         else:
-            raise ConfigError(f'server {self.server!r} does not answer'
-                              + f'; {self._unproved}' * bool(self._unproved))
+            client.close()
+            raise _UnansweredError(f'server {self.server!r} does not answer'
+                                   + f'; {self._unproved}' * bool(self._unproved))
         client.close()
         if not response.accepted:
             raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
