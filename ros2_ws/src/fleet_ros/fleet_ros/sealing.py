@@ -176,7 +176,7 @@ class ServiceClient:
         self._node, self._client = node, node.create_client(kind, name)
         self._kind, self._caller, self._refused = kind, caller, refused
         self._pending: dict[Future, Future] = {}   # future of the caller -> future of the call
-        self.srv_name: str = self._client.srv_name
+        self.srv_name: str = node.resolve_service_name(name)
         self.service_is_ready = self._client.service_is_ready
         self.wait_for_service = self._client.wait_for_service
 
@@ -244,7 +244,7 @@ def serve(node: Node, kind: Any, name: str, answer: Callable[[Any, Any, Call | N
     def on_call(request: Any, response: Any) -> Any:
         sealed = bytes(request.sealed)
         try:
-            call = answerer.opened(service.srv_name, sealed)
+            call = answerer.opened(node.resolve_service_name(name), sealed)
         except SealError as error:
             refused(f'refused a call of {name}: {error}')
             if not sealed:
@@ -261,7 +261,7 @@ def serve(node: Node, kind: Any, name: str, answer: Callable[[Any, Any, Call | N
         response.sealed = octets(answerer.answer(call, filled))
         return response
 
-    service = node.create_service(kind, name, on_call)
+    node.create_service(kind, name, on_call)
 
 
 # What a caller without a key is told. It proves nothing, so a caller with a key never sees it.

@@ -34,12 +34,9 @@ class Server:
         self.saved, self.services = [], {}
         node = Mock(machine=SimpleNamespace(incarnation=5), dropped=Counter(), save=self.save,
                     settings=SimpleNamespace(security=SimpleNamespace(control=control)))
-        node.create_service = self.offer
+        node.create_service = lambda kind, name, answer: self.services.update({name: answer})
+        node.resolve_service_name = '/rog/{}'.format
         Control(node, key)
-
-    def offer(self, kind, name, answer):
-        self.services[name] = answer
-        return SimpleNamespace(srv_name=f'/rog/{name}')
 
     def save(self, name):
         if name == 'bad':
