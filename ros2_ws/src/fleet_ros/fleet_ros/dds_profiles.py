@@ -36,7 +36,8 @@ HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing ackn
 LAST_WORDS = 0.2
 MULTICAST = '239.255.0.1'  # multicast group of DDS discovery
 _SIOCGIFADDR = 0x8915  # number of the Linux ioctl that returns the IPv4 address of an interface
-# highest DDS participant index that is tried; key: whether the fleet uses `lo`
+# Highest DDS participant index that is tried; a machine may have one process more. Key: whether the
+# fleet uses `lo`. Off `lo` each peer is asked on the ports of all these indices, so they are few.
 INDICES = {True: 119, False: 32}
 
 
@@ -45,27 +46,32 @@ def is_loopback(network: ReachConfig) -> bool:
     return network.interface == LOOPBACK
 
 
-def highest_index(network: ReachConfig) -> int:
+def highest_index(network: ReachConfig, asked: bool = True) -> int:
     """Return the highest DDS participant index that is tried.
+
+    ``asked`` says whether processes announce themselves to the ports of all indices.
 
     The ports of a participant are 7410 + 250 * domain + 2 * index and the next one (RTPS, 9.6.1).
     In the highest domain, the index 119 would have a port above 65535, with which Fast DDS ends
     the process.
     """
     first = 7411 + 250 * max(0, network.domain_id)
-    return min(INDICES[is_loopback(network)], (65535 - first) // 2)
+    return min(INDICES[is_loopback(network) or not asked], (65535 - first) // 2)
 
 
 def cyclone_profile(network: ReachConfig) -> str:
     """Return the configuration of Cyclone DDS, for CYCLONEDDS_URI or for a file."""
     here = is_loopback(network)
     peers = ['127.0.0.1'] if here else network.peer_list
-    index = ('<ParticipantIndex>auto</ParticipantIndex>'
-             f'<MaxAutoParticipantIndex>{highest_index(network)}</MaxAutoParticipantIndex>')
+    # Cyclone DDS 0.10 announces itself to the address of every process that it has ever discovered.
+    # By default each process has a port of its own choice, so these addresses would become more
+    # and more. With an index, a process takes the port of one that has ended.
     discovery = (f'<SPDPInterval>{ANNOUNCED}s</SPDPInterval>'
-                 + f'<LeaseDuration>{LEASE[here]}s</LeaseDuration>'
-                 + (index + '<Peers>' + ''.join(f'<Peer address={quoteattr(peer)}/>'
-                                                for peer in peers) + '</Peers>') * bool(peers))
+                 f'<LeaseDuration>{LEASE[here]}s</LeaseDuration>'
+                 '<ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>'
+                 f'{highest_index(network, bool(peers))}</MaxAutoParticipantIndex>'
+                 + ('<Peers>' + ''.join(f'<Peer address={quoteattr(peer)}/>' for peer in peers)
+                    + '</Peers>') * bool(peers))
     multicast = ' multicast="false"' * here
     size = '' if here else (f'<MaxMessageSize>{DATAGRAM}B</MaxMessageSize>'
                             f'<MaxRexmitMessageSize>{DATAGRAM}B</MaxRexmitMessageSize>')

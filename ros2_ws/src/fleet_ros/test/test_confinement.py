@@ -128,6 +128,47 @@ def test_a_process_that_is_on_a_network_is_refused_another_one_with_fast_dds():
         assert said.strip() == 'another network'
 
 
+# Announcements of one process in 10 s that come to a port which nobody has any more.
+GUESTS = '''
+import os, subprocess, sys, time
+from fleet_env.settings.fleet import ReachConfig
+from fleet_ros.dds_profiles import ANNOUNCED
+from fleet_ros.environment import dds_environment
+os.environ.update(dds_environment(ReachConfig.model_validate_json(sys.argv[1])))
+import rclpy
+rclpy.init(args=[])
+node = rclpy.create_node('host')
+
+def to_closed_ports():
+    names, values = (line.split() for line in open('/proc/net/snmp') if line.startswith('Udp:'))
+    return int(dict(zip(names, values))['NoPorts'])
+
+for _ in range(5):
+    subprocess.run([sys.executable, '-c', sys.argv[2]], check=True)
+while 'guest' in node.get_node_names():
+    time.sleep(0.05)
+before, end = to_closed_ports(), time.monotonic() + 2 * ANNOUNCED
+while time.monotonic() < end:
+    time.sleep(0.05)
+print(to_closed_ports() - before)
+sys.stdout.flush()
+os._exit(0)
+'''
+GUEST = '''
+import os, rclpy, time
+rclpy.init(args=[])
+node, end = rclpy.create_node('guest'), time.monotonic() + float(os.environ['LIMIT'])
+while 'host' not in node.get_node_names() and time.monotonic() < end:
+    time.sleep(0.05)
+rclpy.shutdown()
+'''
+
+
+@pytest.mark.long
+def test_processes_that_have_ended_do_not_add_to_the_announcements():
+    assert int(in_a_network(GUESTS, ReachConfig(interface='wlan9'), more=[GUEST])) <= 3
+
+
 # A server and two robots, each in a network namespace; `wlan9` connects each robot with the server.
 FLEET = '''
 import json, os, subprocess, sys

@@ -73,6 +73,13 @@ def test_no_participant_of_the_highest_domain_has_a_port_above_65535(domain, hig
     assert 7411 + 250 * domain + 2 * highest <= 65535
 
 
+@pytest.mark.parametrize(('peers', 'highest'), [('', 119), ('10.0.0.2', 32)])
+def test_with_cyclone_a_process_takes_the_port_of_one_that_has_ended(peers, highest):
+    profile = cyclone_profile(on('wlan0', peers=peers))
+    assert '<ParticipantIndex>auto<' in profile
+    assert f'<MaxAutoParticipantIndex>{highest}<' in profile
+
+
 def test_environment_variables_do_not_confine_a_fleet_to_this_machine(monkeypatch):
     monkeypatch.setenv('ROS_LOCALHOST_ONLY', '1')
     monkeypatch.setattr(socket, 'if_nameindex', lambda: [(1, 'lo'), (2, 'wlan0')])

@@ -339,6 +339,6 @@ def test_an_error_in_the_links_thread_ends_the_wait(domain, server):
     """After an error in the link's thread, the program gets an error at once and does not wait."""
     program = ('import torch; from rrto_bridge.program.remote import Hook; '
                'x = torch.ones(2).cuda(); x.cpu(); '
-               'Hook.dispatch.__self__.connection.engine.port.receiver.take = None; (x + 1).cpu()')
+               'Hook.dispatch.__self__.connection.engine.port.stream.take = None; (x + 1).cpu()')
     code, _, err = domain.run('--server', 's', '--', sys.executable, '-c', program)
     assert code == 1 and 'LinkError' in err and "an error in this program's node" in err
