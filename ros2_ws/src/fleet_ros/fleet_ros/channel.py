@@ -77,7 +77,7 @@ class Channel:
         self._node, self._topics, self._take, self._refused = node, topics, take, refused
         self._keyed = keyed
         self._seals: tuple[Seal, Seal] | None = None     # of what is sent, and of what comes
-        self._session = 0
+        self._session = self._number = 0
         self._ready: deque[tuple[Any, Any]] = deque()  # (publisher, message) that left the link
         self._closed = False
         self._holds = False   # for the last message of a bundle: the answers leave together
@@ -103,13 +103,16 @@ class Channel:
             self._subscriptions = [subscribe(self._node, kind, name, take, self._topics.profile)
                                    for name, (kind, take) in names.items()]
 
-    def keep(self, sends: Seal, takes: Seal, session: int) -> None:
+    def keep(self, sends: Seal, takes: Seal, session: int, number: int = 0) -> None:
         """Seal what is sent, and take only what the peer has sealed, from now on.
 
+        Nothing changes if this is the present session, whose seals count what was said.
+
         ``session``: number that the peer's messages carry; messages of a former session are dropped
-        without a word.
+        without a word. ``number``: that of the seals, see `fleet_link.seal.Session`.
         """
-        self._seals, self._session = (sends, takes), session
+        if self._seals is None or (session, number) != (self._session, self._number):
+            self._seals, self._session, self._number = (sends, takes), session, number
 
     @property
     def is_open(self) -> bool:

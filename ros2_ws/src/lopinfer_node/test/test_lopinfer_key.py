@@ -20,6 +20,7 @@ from lopinfer_node import qos
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.convert import to_ros
+from lopinfer_node.runtime.client import OPENING, CallOpen
 from lopinfer_node.runtime.wire import Piece
 from rclpy.context import Context
 from rclpy.node import Node
@@ -241,6 +242,33 @@ def test_off_this_machine_nothing_starts_without_a_key_or_consent(tmp_path, monk
     monkeypatch.setattr(rclpy, 'init', lambda **options: (_ for _ in ()).throw(StopIteration))
     with pytest.raises((StopIteration, RuntimeError)), offload(model, example=x):
         pass
+
+
+def test_a_robot_that_opens_its_model_again_goes_on_in_its_session(keys, tmp_path):
+    """After an outage a robot opens its model again, and the server may not have noticed anything.
+
+    What both sides say goes on to be numbered, so nothing looks repeated.
+    """
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(tmp_path, access=keys['fleet']) as server, \
+            shared_by(keys['robot1'], model, x) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        machine = shared._client.machine
+
+        def opens(now):
+            machine._enter(OPENING, 'a test')
+            machine._again = now
+            # The server answers each call, and the client takes the first answer.
+            return [*machine.on_time(now), CallOpen(), CallOpen()]
+        for _ in range(3):
+            same(shared(x), model(x))
+            shared._client._step(opens)
+            assert shared.wait(LIMIT), shared.reason
+        before = shared.report.offloaded
+        for _ in range(5):
+            same(shared(x), model(x))
+        assert shared.report.offloaded == before + 5
+        assert not server.machine.dropped['unproved'] and not machine.dropped['unproved']
 
 
 def test_a_forked_child_does_not_speak_in_its_parents_session(keys, tmp_path):

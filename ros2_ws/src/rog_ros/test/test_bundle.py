@@ -189,3 +189,21 @@ def test_a_bundle_of_more_messages_than_one_may_hold_is_refused():
         assert len(pair.got) == taken
         del pair.got[:]
     assert len(pair.refused) == 1
+
+
+def test_a_session_that_is_opened_again_goes_on_where_it_was():
+    """Nothing that was heard before can be said again, and what follows does not look repeated."""
+    pair, acks = Pair(True), [Ack(k, 0, 0.5, SESSION.number) for k in range(4)]
+    pair.send(acks[:1])
+    (topic, first), = pair.air.sent
+    pair.air.deliver()
+    for channel, robot in ((pair.server, False), (pair.robot, True)):
+        again = Session(SECRET, *LIVES)
+        seals = (again.to_server, again.to_robot) if robot else (again.to_robot, again.to_server)
+        channel.keep(*seals, again.number)
+        pair.send(acks[1:2] if robot else acks[2:3])
+        pair.air.deliver()
+    assert not pair.refused and len(pair.got) == 3
+    pair.air.sent.append((topic, first))
+    pair.air.deliver()
+    assert len(pair.refused) == 1 and len(pair.got) == 3

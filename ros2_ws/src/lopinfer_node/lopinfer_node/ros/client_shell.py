@@ -332,7 +332,8 @@ class Client:
         def opened(reply: Any, now: float) -> list[Action]:
             if self._key is not None and reply.status == READY:
                 session = Session(self._key.secret, self.machine.incarnation, reply.incarnation)
-                self._channel.keep(session.to_server, session.to_robot, self.machine.incarnation)
+                self._channel.keep(session.to_server, session.to_robot, self.machine.incarnation,
+                                   session.number)
             return self.machine.on_open(reply_of(reply), now)
         self._on_answer(future, opened)
         if self.machine.reason:

@@ -151,7 +151,7 @@ class Server:
             if call is not None and self._answerer is not None and reply.status == READY:
                 session = self._answerer.session(call, reply.incarnation)
                 self._channels[request.client].keep(session.to_robot, session.to_server,
-                                                    request.incarnation)
+                                                    request.incarnation, session.number)
         return reply_to_ros(reply, response)
 
     def _on_upload(self, request: Any, response: Any, _: Call | None) -> Any:
