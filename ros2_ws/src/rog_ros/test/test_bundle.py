@@ -191,19 +191,22 @@ def test_a_bundle_of_more_messages_than_one_may_hold_is_refused():
     assert len(pair.refused) == 1
 
 
-def test_a_session_that_is_opened_again_goes_on_where_it_was():
+@pytest.mark.parametrize('at_robot', [False, True])
+def test_a_session_that_is_opened_again_goes_on_where_it_was(at_robot):
     """Nothing that was heard before can be said again, and what follows does not look repeated."""
-    pair, acks = Pair(True), [Ack(k, 0, 0.5, SESSION.number) for k in range(4)]
-    pair.send(acks[:1])
-    (topic, first), = pair.air.sent
-    pair.air.deliver()
-    for channel, robot in ((pair.server, False), (pair.robot, True)):
-        again = Session(SECRET, *LIVES)
-        seals = (again.to_server, again.to_robot) if robot else (again.to_robot, again.to_server)
-        channel.keep(*seals, again.number)
-        pair.send(acks[1:2] if robot else acks[2:3])
+    pair, again = Pair(True), Session(SECRET, *LIVES)
+    acks = [Ack(k, 0, 0.5, SESSION.number) for k in range(4)]
+    for ack in acks[:2]:
+        pair.send([ack])
+        first = pair.air.sent[0]
         pair.air.deliver()
+    if at_robot:
+        pair.robot.keep(again.to_server, again.to_robot, again.number)
+    else:
+        pair.server.keep(again.to_robot, again.to_server, again.number)
+    pair.send(acks[2:3])
+    pair.air.deliver()
     assert not pair.refused and len(pair.got) == 3
-    pair.air.sent.append((topic, first))
+    pair.air.sent.append(first)
     pair.air.deliver()
     assert len(pair.refused) == 1 and len(pair.got) == 3
