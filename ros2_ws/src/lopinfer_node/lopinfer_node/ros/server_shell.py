@@ -217,8 +217,9 @@ class Server:
                     self._channels[action.client].send(action.message, now)
             elif isinstance(action, Join):
                 client = action.client
+                base = f'/{client}/lopinfer/' if client else '/lopinfer/'
                 self._channels[client] = Channel(
-                    self.node, SERVER, f'/{client}/lopinfer/', partial(self._on_message, client),
+                    self.node, SERVER, base, partial(self._on_message, client),
                     partial(self._on_unproved, client), self.options.link(),
                     self._answerer is not None)
                 self._channels[client].listen()
