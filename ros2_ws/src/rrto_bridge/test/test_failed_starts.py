@@ -267,13 +267,13 @@ def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_pat
         theirs.close()
         say(server='s', folder=str(folder), settings=ServerSettings().model_dump_json())
         assert hear()['ready']
-        say(begin='a', incarnation=1)
+        say(begin='a', incarnation=1, keys=[])
         event = hear()
         assert (event['ended'], event['status']) == ('a', 1)
         assert re.search('cannot start a process .*no process is left', event['reason'])
         assert children(process.pid) == []
         # This process starts. It ends at once, because it does not find its status file.
-        say(begin='b', incarnation=1)
+        say(begin='b', incarnation=1, keys=[])
         assert hear() == {'ended': 'b', 'status': 1}
         ours.close()
         process.communicate(timeout=LIMIT)

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from fleet_env.settings.fleet import ReachConfig
+from fleet_link.key import new_key, write_key
 from fleet_ros.dds_profiles import cyclone_profile
 from fleet_testing import LIMIT, Lines
 from lifecycle_driver import driving
@@ -225,13 +226,16 @@ def test_a_server_that_is_killed_at_its_start_leaves_no_folder(tmp_path):
 
 
 @pytest.mark.long
-def test_a_server_that_ends_leaves_the_graph_with_all_its_processes(domain, monkeypatch):
+def test_a_server_that_ends_leaves_the_graph_with_all_its_processes(domain, monkeypatch, tmp_path):
     """When a server ends, the processes of its programs leave the ROS graph.
 
     Otherwise a program that ends would wait for processes that no longer answer.
     """
     monkeypatch.setitem(domain.env, 'CYCLONEDDS_URI', FORGETS_NOBODY)
     monkeypatch.setitem(domain.env, 'ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
+    # With this configuration Fast DDS can be reached from elsewhere, which needs a key.
+    write_key(tmp_path / 'fleet.key', new_key())
+    monkeypatch.setitem(domain.env, 'FLEET_KEY', str(tmp_path / 'fleet.key'))
     ended = domain.server('g')
     ended.wait('serving as g')
     program = loop(domain, 'g')
