@@ -171,8 +171,10 @@ class Puppet:
             self.refused.append(response)
             return
         if self.key is not None:
-            self.session = Session(self.key.secret, self.machine.incarnation, response.incarnation)
-            self.channel.keep(self.session.to_server, self.session.to_robot, self.session.number)
+            session = Session(self.key.secret, self.machine.incarnation, response.incarnation)
+            if self.session is None or self.session.number != session.number:
+                self.session = session
+                self.channel.keep(session.to_server, session.to_robot, session.number)
         self.act(self.machine.on_register_response(response, time.monotonic()))
 
     def _on_message(self, message):
