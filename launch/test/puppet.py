@@ -5,6 +5,7 @@ It trains like other robots, and also sends false messages.
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 from fleet_link.seal import Caller, Session
@@ -119,10 +120,19 @@ class Puppet:
             if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
                 self._ask(action.message)
             elif isinstance(action, Send):
-                for value in [*self.lie(action.message), action.message]:
-                    self.say(value)
+                for value in self.lie(action.message):
+                    self.say(self._numbered(value))
+                self.say(action.message)
             elif isinstance(action, Compute):
                 self._gradient_at = time.monotonic() + PACE
+
+    def _numbered(self, value):
+        """Give a false chunk a packet number of its own; with a key, each number is taken once."""
+        if not isinstance(value, Chunk):
+            return value
+        link = self.machine.link
+        link.sent += 1
+        return replace(value, packet=link.sent - 1)
 
     def say(self, value):
         """Send a ROS message, or an object of `rog_core.protocol.messages` as a ROS message."""
