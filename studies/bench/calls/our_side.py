@@ -111,11 +111,13 @@ def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) ->
         return Hook.dispatch.__self__.connection.engine.port
 
     def here() -> bool:
-        return not hasattr(port(), 'sender')
+        return not hasattr(port(), 'stream')
 
     def told() -> tuple[bool, int, int, int]:
-        return (False, 0, 0, 0) if here() else (
-            True, port().sender.bytes, port().receiver.bytes, port().machine.round_trips)
+        if here():
+            return False, 0, 0, 0
+        stream = port().stream
+        return True, stream.sender.bytes, stream.receiver.bytes, port().machine.round_trips
     run(slowed(lambda image: model(tensor(image).to('cuda')).cpu().numpy(), slowdown, here),
         folder, period, told)
 
