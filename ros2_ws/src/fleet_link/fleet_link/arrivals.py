@@ -64,8 +64,6 @@ class Arrivals:
 
     def is_new(self, packet: int) -> bool:
         """Mark a packet as arrived; return whether it certainly had not arrived before."""
-        number = expanded(packet, self._newest) if self._newest >= 0 else packet
-        behind = self._newest - number
-        new = behind < 0 or (behind < HISTORY and not self._bits >> behind & 1)
+        former = self._newest, self._bits
         self.note(packet)
-        return new
+        return (self._newest, self._bits) != former

@@ -34,6 +34,9 @@ LEAST_LATE = 0.01
 PERSISTENT = 3
 LARGEST_OPENING = 4 << 20  # most bytes of the window before the rate is known
 FRAME = 1300     # bytes of a packet that fills a frame on the air
+# Bytes of an owner's data that fit, with their message's fields, a seal and the headers of DDS,
+# into a datagram of 1400 bytes. DDS sends a larger one in two, with 170 bytes of headers each.
+DATAGRAM = 1160
 # Packets of this size, or larger if there are such, that may always be in flight: with one alone,
 # an idle link waits for each acknowledgement. Where packets are lost without delay, as on Wi-Fi,
 # four, so that `REORDER` can notice a loss.

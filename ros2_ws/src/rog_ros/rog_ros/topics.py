@@ -8,15 +8,18 @@ from .bundle import bundling
 from .convert import payload_bytes, to_ros
 from .qos import CHUNK
 
-WORKER = Topics(
-    {Chunk: (RowChunk, 'push'), End: (TransferEnd, 'push_end'), Ack: (RowAck, 'pull_ack'),
-     Receipt: (TransferReceipt, 'pull_receipt')},
-    {RowChunk: 'pull', TransferEnd: 'pull_end', RowAck: 'push_ack',
-     TransferReceipt: 'push_receipt'}, to_ros, payload_bytes, CHUNK,
-    bundling('push_bundle', 'pull_bundle'))
-SERVER = Topics(
-    {Chunk: (RowChunk, 'pull'), End: (TransferEnd, 'pull_end'), Ack: (RowAck, 'push_ack'),
-     Receipt: (TransferReceipt, 'push_receipt')},
-    {RowChunk: 'push', TransferEnd: 'push_end', RowAck: 'pull_ack',
-     TransferReceipt: 'pull_receipt'}, to_ros, payload_bytes, CHUNK,
-    bundling('pull_bundle', 'push_bundle'))
+
+def _topics(sends: str, takes: str) -> Topics:
+    """Return the topics of the side that ``sends`` rows on one topic and ``takes`` them on another.
+
+    The topics of all other messages have the name of the rows' topic in front.
+    """
+    return Topics(
+        {Chunk: (RowChunk, sends), End: (TransferEnd, f'{sends}_end'),
+         Ack: (RowAck, f'{takes}_ack'), Receipt: (TransferReceipt, f'{takes}_receipt')},
+        {RowChunk: takes, TransferEnd: f'{takes}_end', RowAck: f'{sends}_ack',
+         TransferReceipt: f'{sends}_receipt'}, to_ros, payload_bytes, CHUNK,
+        bundling(f'{sends}_bundle', f'{takes}_bundle'))
+
+
+WORKER, SERVER = _topics('push', 'pull'), _topics('pull', 'push')

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleet_link.errors import PeerError
-from fleet_link.link import Link
+from fleet_link.link import DATAGRAM, Link
 
 from ..errors import RemoteError
 from .wire import MAX_PIECE, PROBE, Ack, Buffer, Piece, bounds, parts_of
@@ -20,8 +20,8 @@ from .wire import MAX_PIECE, PROBE, Ack, Buffer, Piece, bounds, parts_of
 # seconds that sending a piece should take; short, because a fade of the link loses whole pieces
 PIECE_TIME = 0.003
 # Minimum bytes of a piece where that many take at most `LEAST_TIME` seconds; elsewhere, a piece is
-# one datagram of 1400 bytes with its headers and a seal; DDS sends a larger one in two.
-MIN_PIECE, LEAST_TIME, FRAME = 4096, 0.02, 1160
+# one datagram.
+MIN_PIECE, LEAST_TIME = 4096, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Outbox:
     def piece_bytes(self) -> int:
         """Return the size of the next transfer's pieces in bytes."""
         rate = self.link.rate
-        least = min(max(rate * LEAST_TIME, FRAME), MIN_PIECE)
+        least = min(max(rate * LEAST_TIME, DATAGRAM), MIN_PIECE)
         return int(min(max(rate * PIECE_TIME, least), self._most))
 
     def offer(self, route: Route, transfer: int, data: Buffer) -> None:

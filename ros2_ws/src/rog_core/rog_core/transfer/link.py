@@ -6,14 +6,11 @@ from typing import Any
 
 from fleet_link.arrivals import Ack
 from fleet_link.errors import PeerError
-from fleet_link.link import Link
+from fleet_link.link import DATAGRAM, Link
 
 from ..errors import RemoteProtocolError
 
-# Lower limit of `RowLink.chunk_bytes`. With its header, a seal and the headers of DDS, such a chunk
-# fits into a datagram of 1400 bytes; Fast DDS sends a larger one in two, with 170 bytes of headers
-# each.
-MIN_CHUNK = 1160
+MIN_CHUNK = DATAGRAM   # lower limit of `RowLink.chunk_bytes`
 
 
 class RowLink(Link[Any]):

@@ -21,7 +21,7 @@ from typing import Any
 from fleet_link import arrivals
 from fleet_link.arrivals import WIRE, Arrivals, expanded
 from fleet_link.errors import PeerError
-from fleet_link.link import Link
+from fleet_link.link import DATAGRAM, Link
 
 from .errors import RemoteError
 
@@ -32,10 +32,9 @@ WINDOW = 256
 # Maximum bytes on the way; more overflow the receiving socket, whose buffer often has 8 MB, if the
 # receiver's process is late.
 MOST_BYTES = 4 << 20
-# A frame carries so many seconds of the link, and at least `LEAST` bytes, which fit into a datagram
-# of 1400 bytes with all headers and a seal; DDS sends a larger one in two. A short frame is soon
-# replaced if it is lost.
-FRAME_TIME, LEAST = 0.003, 1160
+# A frame carries so many seconds of the link, and at least what fits a datagram. A short frame is
+# soon replaced if it is lost.
+FRAME_TIME = 0.003
 HEADERS = 120     # bytes on the link for each packet besides the data, about
 # An acknowledgement may wait so many seconds for more packets, which is less than a time-out of the
 # link allows for, and for at most `PAIR` packets. A packet that does not complete a message counts
@@ -189,7 +188,7 @@ class Sender:
 
     @property
     def _frame_bytes(self) -> int:
-        return int(min(max(self.link.rate * FRAME_TIME, LEAST), FRAME))
+        return int(min(max(self.link.rate * FRAME_TIME, DATAGRAM), FRAME))
 
     def _cut(self, size: int) -> _Part:
         """Take the next new frame, of at most `size` bytes, from the messages."""

@@ -114,13 +114,12 @@ class _Worker:
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
-        self.link = settings.shaped_link()
         # Why the session ended ('' before its end), whether the program caused the end, and
         # whether this process could send this reason to the program.
         self.reason, self.fault, self.told = '', False, True
         base = f'/rrto/{task.server}/{task.program}/'
         self.channel = Channel(self.node, SERVER, base, self._on_message, lambda error: None,
-                               self.link, bool(task.keys))
+                               settings.shaped_link(), bool(task.keys))
         if task.keys:
             takes, sends = map(Seal, task.keys)
             self.channel.keep(sends, takes, task.incarnation)
@@ -251,7 +250,7 @@ class _Worker:
             else:
                 self.channel.send(action, now, lossy=True)
         self.channel.flush()
-        self._alarm.set(min(self.machine.deadline, self.link.deadline))
+        self._alarm.set(min(self.machine.deadline, self.channel.deadline))
 
 
 def room(memory: int) -> int:
