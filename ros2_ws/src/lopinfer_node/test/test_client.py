@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, Plan
-from lopinfer_node.runtime.choice import PlannedTable
+from lopinfer_node.runtime.choice import LATER, PlanChoice, PlannedTable
 from lopinfer_node.runtime.client import (
     CHECKING,
     OPEN,
@@ -154,6 +154,24 @@ def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone
     machine.end(limit, 1.0)
     assert machine.state == CHECKING and machine.report.fallbacks == 1
     assert machine.choose(limit) is None
+
+
+def test_a_request_waits_longer_while_the_server_serves_others():
+    machine = opened()
+    _, pieces = begin(machine, 1.0)
+    limit = machine.limit
+    assert limit == pytest.approx(1.0 + pieces[0].within)
+    machine.on_ack(Ack(pieces[-1].packet, 0, 1.01, 5, rate=20e6, wait=4.0), 1.01)
+    assert machine.limit == pytest.approx(limit + LATER * 4.0)
+    for nonsense in (math.nan, math.inf, -1.0):
+        machine.on_ack(Ack(pieces[-1].packet, 0, 1.02, 5, rate=20e6, wait=nonsense), 1.02)
+    assert machine.limit == pytest.approx(limit + LATER * 4.0)
+
+
+def test_a_request_does_not_wait_for_others_longer_than_the_robot_alone_takes():
+    choice = PlanChoice(alike([0.0, 2e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH)],
+                              [0.5, 0.1]))
+    assert choice.wait(0.2, 0.0) == pytest.approx(LATER * 0.2) and choice.wait(9.0, 0.0) == 0.5
 
 
 def test_a_probe_that_is_answered_brings_the_server_back_after_the_penalty():

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,7 @@ from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from lopinfer_node.runtime import client
 from lopinfer_node.runtime.choice import PlannedTable
+from lopinfer_node.runtime.program import Program
 from lopinfer_node.runtime.recording import Recording
 from lopinfer_node.runtime.server import PreparePlans
 from lopinfer_node.runtime.services import PlansRequest
@@ -106,6 +108,11 @@ def halves(traced, fixed, per_share):
     cuts = np.where(whole, 0, graph.extents // 2)
     yield PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], np.array([[0]]),
                        np.array([[2.0]]))
+
+
+def everything_there(traced, fixed, per_share):
+    """Yield one table whose plan computes everything on the server."""
+    yield PlannedTable([0.0], [Plan.server_only(traced.graph)], np.array([[0]]), np.array([[2.0]]))
 
 
 def same(got, want):
@@ -213,7 +220,7 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
     made, begun, go_on = [], threading.Event(), threading.Event()
 
-    def slow(traced, request, recording):
+    def slow(traced, request, recording, prepared):
         made.append(request.client)
         begun.set()
         assert go_on.wait(LIMIT)
@@ -584,6 +591,32 @@ def test_two_robots_do_not_mix(processes, tmp_path):
 
 
 @pytest.mark.long
+def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
+        store, monkeypatch):
+    together, sizes = Program.compute_together, []
+
+    def counted(program, runs, steps):
+        sizes.append(len(runs))
+        return together(program, runs, steps)
+    monkeypatch.setattr(Program, 'compute_together', counted)
+    model = Small().eval()
+
+    def robot(number):
+        draw = torch.Generator().manual_seed(number)
+        options = ClientOptions(everything_there)
+        with offload(model, robot=f'robot{number}', example=torch.rand(SHAPE),
+                     options=options) as shared:
+            assert shared.wait(LIMIT)
+            while len(sizes) < 20:
+                x = torch.rand(SHAPE, generator=draw)
+                with torch.no_grad():
+                    same(shared(x), model(x))
+            return shared.report.offloaded
+
+    with server_here(store), ThreadPoolExecutor(3) as robots:
+        assert all(robots.map(robot, (1, 2, 3)))
+
+
 def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processes, tmp_path):
     model = Small().eval()
     Store(tmp_path).add(trace(model, torch.rand(SHAPE)))

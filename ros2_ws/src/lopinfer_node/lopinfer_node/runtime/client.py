@@ -169,6 +169,8 @@ class ClientMachine:
         # expected latency in s: estimate corrected by measurements, plus the time of the check
         self._expected = math.nan
         self._limit = math.inf             # time at which the request stops waiting
+        self._own_limit = math.inf         # the same if the server has no other robot's requests
+        self._first = 0                    # number of the request's first packet
         self._sending_since = math.inf
         self._bytes_down = 0               # bytes received in the present request
 
@@ -299,12 +301,14 @@ class ClientMachine:
         plan = self.table.plans[bin_]
         self._number += 1
         self.outbox.clear()
-        route = Route(self._number, self._numbers[bin_], bin_)
-        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
-        self._abandoned = False
         estimate = self._expected
         known = estimate if math.isfinite(estimate) else 1.0
-        self._limit = now + self.choice.patience(known, self.settings.deadline, now)
+        self._own_limit = self._limit = \
+            now + self.choice.patience(known, self.settings.deadline, now)
+        route = Route(self._number, self._numbers[bin_], bin_, self._limit)
+        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
+        self._abandoned = False
+        self._first = self.outbox.link.sent
         self._bytes_down = 0
         report = self.report
         report.bin, report.estimate = bin_, estimate
@@ -407,6 +411,9 @@ class ClientMachine:
         self._heard = now
         if 0 < ack.rate < math.inf:
             self.down = ack.rate
+        if 0 < ack.wait < math.inf and self._request is not None \
+                and expanded(ack.packet, self._first) >= self._first:
+            self._limit = max(self._limit, self._own_limit + self.choice.wait(ack.wait, now))
         if ack.status in (NOT_OPEN, NO_PLAN) and self.state in (CHECKING, OPEN):
             if ack.status == NOT_OPEN:
                 self._enter(OPENING, 'the server does not know this client')
