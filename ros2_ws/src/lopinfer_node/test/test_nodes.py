@@ -445,16 +445,6 @@ def test_a_named_tuple_is_one_input():
         assert 'nested' not in shared.reason and shared.report.requests == 1
 
 
-def test_a_write_that_pytorch_does_not_count_ends_the_sharing_of_a_model():
-    model, x = Small().eval(), torch.rand(SHAPE)
-    with offload(model, example=x) as shared:
-        same(shared(x), model(x))
-        model.first.weight.detach().numpy()[:] = 0
-        eventually(shared._traced.look)
-        with pytest.warns(UserWarning, match='first.weight was changed'):
-            same(shared(x), model(x))
-
-
 @pytest.mark.parametrize('names', [('left', 'right'), ('right', 'left')])
 def test_arguments_given_by_name_may_come_in_any_order(names):
     class Subtract(torch.nn.Module):
@@ -469,18 +459,90 @@ def test_arguments_given_by_name_may_come_in_any_order(names):
     result += 1
 
 
-def test_weights_that_change_after_the_model_was_traced_are_not_mixed_with_the_servers(store):
-    model, other, x = Small().eval(), Small().eval(), torch.rand(SHAPE)
-    with server_here(store), \
+def in_place(model):
+    with torch.no_grad():
+        model.head.weight.mul_(-3.0)
+
+
+def other_weights(model):
+    other = Small()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(0.5)
+    model.load_state_dict(other.state_dict())
+
+
+def attribute(model):
+    model.first.stride = (2, 2)
+
+
+def uncounted(model):
+    model.first.weight.detach().numpy()[:] = 0
+
+
+@pytest.mark.parametrize('change', [in_place, attribute, uncounted])
+def test_an_updated_model_is_shared_again_as_it_is_now(change, store):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(store) as server, \
             offload(model, example=x, options=ClientOptions(halves)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
-        assert shared.report.offloaded == 1
-        model.load_state_dict(other.state_dict())
-        with pytest.warns(UserWarning, match='was changed after the model was traced'):
-            same(shared(x), other(x))
-        same(shared(x), other(x))
-        assert shared.report.offloaded == 1 and 'open it again' in shared.reason
+        change(model)
+        with torch.no_grad():
+            want = model(x)
+        if change is not uncounted:
+            with pytest.warns(UserWarning, match=r'was changed .*: call update\(\)') as warned:
+                same(shared(x), want)
+            assert warned[0].filename == __file__ and 'update' in shared.reason
+            assert shared.report.offloaded == 1
+        shared.update()
+        same(shared(x), want)     # the server does not have the model yet
+        assert shared.wait(LIMIT)
+        same(shared(x), want)
+        assert shared.report.offloaded == 2 and not shared.reason
+        assert len(server.store.digests()) == 2
+
+
+def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(store) as server, \
+            offload(model, example=x, options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        plans, sessions = shared._client.machine.table.plans, server.machine._joins
+        shared.update()
+        assert shared.wait(LIMIT)
+        same(shared(x), model(x))
+        assert shared.report.offloaded == 1 and len(server.store.digests()) == 1
+        assert shared._client.machine.table.plans is plans and server.machine._joins == sessions
+
+
+def test_calls_of_other_threads_get_the_models_results_during_updates(store):
+    model, wrong = Small().eval(), []
+    x = torch.rand(SHAPE)
+    done = threading.Event()
+
+    def drive():
+        while not done.is_set():
+            try:
+                same(shared(x), {k: v * sign for k, v in want.items()} if (
+                    sign := torch.sign(model.head.weight.sum())) else want)
+            except Exception as error:
+                wrong.append(error)
+    with server_here(store), offload(model, example=x, options=ClientOptions(halves)) as shared:
+        with torch.no_grad():
+            want = model(x)
+        assert shared.wait(LIMIT)
+        threads = [threading.Thread(target=drive) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            shared.update()
+        assert shared.wait(LIMIT)
+        eventually(lambda: shared.report.offloaded > 5)
+        done.set()
+        for thread in threads:
+            thread.join(LIMIT)
+    assert not wrong and shared.reason == 'closed'
 
 
 def test_threads_that_make_the_first_call_at_once_open_one_client(monkeypatch):
