@@ -1,4 +1,4 @@
-"""A change of what the modules of a model hold is detected; what the model itself stores is none."""
+"""A change of what a model's modules hold is detected; what the model itself stores is none."""
 
 import math
 

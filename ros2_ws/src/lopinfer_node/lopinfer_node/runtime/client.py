@@ -211,7 +211,7 @@ class ClientMachine:
             self.choice.table = table
         else:
             self.choice = PlanChoice(table)
-        self._enter(OPENING, 'the model was updated')
+        self._enter(OPENING, self.reason or 'the model was updated')
         self._again = now
         return self.on_time(now)
 
