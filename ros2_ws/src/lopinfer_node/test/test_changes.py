@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from lopinfer_node.model.snapshot import Snapshot
@@ -20,6 +21,7 @@ class Reads(nn.Module):
         self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
         self.register_buffer('scale', torch.ones(4, 1, 1))
         self.plain, self.act, self.last = torch.zeros(2), nn.functional.relu, None
+        self.one, self.array = torch.ones(1), np.ones(2)
         self.config, self.name, self.least, self.sizes = Config(), 'a', 0.0, (1, (2.0, None))
 
     def forward(self, x):
@@ -48,6 +50,8 @@ CHANGES = {
     'norm.running_mean': [lambda m: m.norm.running_mean.fill_(2)],
     'scale': [lambda m: setattr(m, 'scale', torch.ones(4, 1, 1))],
     'plain': [lambda m: m.plain.add_(1), lambda m: setattr(m, 'plain', torch.zeros(2))],
+    'one': [lambda m: setattr(m, 'one', torch.ones(1))],
+    'array': [lambda m: setattr(m, 'array', np.ones(2))],
     'norm.eps': [lambda m: setattr(m.norm, 'eps', 0.5)],
     'conv.stride': [lambda m: setattr(m.conv, 'stride', (2, 2))],
     'conv.forward': [lambda m: setattr(m.conv, 'forward', nn.Identity().forward)],
@@ -55,7 +59,7 @@ CHANGES = {
     'last': [lambda m: setattr(m, 'last', 2), lambda m: delattr(m, 'last')],
     'config': [lambda m: setattr(m, 'config', Config())],
     'name': [lambda m: setattr(m, 'name', 'b')],
-    'least': [lambda m: setattr(m, 'least', -0.0), lambda m: setattr(m, 'least', 0)],
+    'least': [lambda m: setattr(m, 'least', 0.5), lambda m: setattr(m, 'least', '0.0')],
     'sizes': [lambda m: setattr(m, 'sizes', (1, (3.0, None)))],
     'norm': [lambda m: setattr(m, 'norm', nn.Identity())],
     'more': [lambda m: setattr(m, 'more', None), lambda m: m.add_module('more', nn.Identity())],

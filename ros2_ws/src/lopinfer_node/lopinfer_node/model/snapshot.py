@@ -32,9 +32,13 @@ class Snapshot:
         """Take the present state; later checks compare with this state."""
         self._items = _items(self._model)
         modules = list(self._model.modules())
-        self._held = [of for m in modules for of in (
-            vars(m), m._parameters, m._buffers, m._modules, m._forward_hooks, m._forward_pre_hooks)]
-        self._flat = self._flattened()
+        held = [of for m in modules for of in (
+            m._parameters, m._buffers, m._modules, m._forward_hooks, m._forward_pre_hooks)]
+        self._held, self._empty = [of for of in held if of], [of for of in held if not of]
+        self._own = [vars(m) for m in modules]
+        self._plain = [(own, key) for own in self._own for key, value in own.items()
+                       if isinstance(value, torch.Tensor)]
+        self._attributes, self._parts = self._now()
         tensors = {path: value for path, value in self._items.items()
                    if isinstance(value, torch.Tensor)}
         self._marks = {path: (tensor, _mark(tensor)) for path, tensor in tensors.items()}
@@ -55,10 +59,13 @@ class Snapshot:
     def change(self) -> str:
         """Return what has changed, such as the path of a weight; '' if nothing has."""
         try:
-            if self._numbered() == self._numbers and len(now := self._flattened()) == len(
-                    self._flat) and all(map(operator.is_, now, self._flat)):
+            # Attributes are mostly numbers, and a list compares the same objects fast.
+            attributes, parts = self._now()
+            if not any(self._empty) and self._numbered() == self._numbers \
+                    and attributes == self._attributes and len(parts) == len(self._parts) \
+                    and all(map(operator.is_, parts, self._parts)):
                 return ''
-        except RuntimeError:   # another thread adds an attribute, or frees the memory of a weight
+        except Exception:   # attributes cannot be compared, or another thread adds some
             pass
         found = next((path for path in _differences(self._items, _items(self._model))
                       if path not in self._results), '') or next(
@@ -68,8 +75,11 @@ class Snapshot:
             self.settle()
         return found
 
-    def _flattened(self) -> list[Any]:
-        return list(chain.from_iterable(of.values() for of in self._held))
+    def _now(self) -> tuple[list[Any], list[Any]]:
+        """Return the values of all attributes, and the weights, submodules and hooks."""
+        return (list(chain.from_iterable([own.values() for own in self._own])),
+                list(chain.from_iterable([*(of.values() for of in self._held),
+                                          [own.get(key) for own, key in self._plain]])))
 
     def _numbered(self) -> tuple[list[int], list[int]]:
         return [t._version for t in self._counted], [t.data_ptr() for t in self._addressed]
