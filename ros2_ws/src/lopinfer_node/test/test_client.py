@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, Plan
-from lopinfer_node.runtime.choice import LATER, PlanChoice, PlannedTable
+from lopinfer_node.runtime.choice import LATER, NO_TABLE, PlanChoice, PlannedTable
 from lopinfer_node.runtime.client import (
     CHECKING,
     OPEN,
@@ -278,6 +278,20 @@ def test_foreign_and_damaged_pieces_are_dropped_without_an_answer(other):
     good = Piece(5, NUMBER, 0, 1, 1, 0, 1, 2, 0.0, bytes(8)).sealed()
     assert machine.on_piece(replace(good, **other), 1.01) == []
     assert sum(machine.dropped.values()) == 1
+
+
+def test_another_model_is_opened_anew_with_the_plans_that_fit_or_with_new_ones():
+    machine = opened()
+    assert machine.on_model(TABLE, 1.0) == [CallOpen()]
+    assert machine.choose(1.1) is None and 'the model was updated' in machine.alone
+    assert machine.on_open(OpenReply(MISSING, 'who?'), 1.2) == [Upload()]
+    assert machine.on_uploaded('', 1.3) == [CallOpen()]
+    assert machine.on_open(OpenReply(READY, '', 8), 1.4) == [CallSetPlans()]
+    answer(machine, machine.on_plans_set(READY, '', 1.5), 1.5)
+    assert machine.state == OPEN and machine.choose(1.6) == 2
+    assert machine.on_model(NO_TABLE, 2.0) == [CallOpen()]
+    assert machine.choose(2.1) is None
+    assert isinstance(machine.on_open(OpenReply(READY, '', 9), 2.2)[0], MakePlans)
 
 
 HERE, THERE = Plan.device_only(GRAPH), Plan.server_only(GRAPH)

@@ -162,6 +162,21 @@ def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(key
         same(shared(inputs[0]), wanted[0])
 
 
+def test_an_updated_model_is_sealed_and_shared_too(keys, tmp_path):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(tmp_path, access=keys['fleet']), \
+            shared_by(keys['robot1'], model, x) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        for sign in (-3.0, 2.0):
+            with torch.no_grad():
+                model.head.weight.mul_(sign)
+            shared.update()
+            assert shared.wait(LIMIT), shared.reason
+            before = shared.report.offloaded
+            same(shared(x), model(x))
+            assert shared.report.offloaded == before + 1
+
+
 def test_what_was_heard_of_a_session_is_of_no_use_in_the_next(keys, tmp_path):
     model, x = Small().eval(), torch.rand(SHAPE)
     with stranger_here() as stranger:

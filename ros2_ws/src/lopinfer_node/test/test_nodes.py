@@ -452,16 +452,6 @@ def test_a_named_tuple_is_one_input():
         assert 'nested' not in shared.reason and shared.report.requests == 1
 
 
-def test_a_write_that_pytorch_does_not_count_ends_the_sharing_of_a_model():
-    model, x = Small().eval(), torch.rand(SHAPE)
-    with offload(model, example=x) as shared:
-        same(shared(x), model(x))
-        model.first.weight.detach().numpy()[:] = 0
-        eventually(shared._traced.look)
-        with pytest.warns(UserWarning, match='first.weight was changed'):
-            same(shared(x), model(x))
-
-
 @pytest.mark.parametrize('names', [('left', 'right'), ('right', 'left')])
 def test_arguments_given_by_name_may_come_in_any_order(names):
     class Subtract(torch.nn.Module):
@@ -476,18 +466,157 @@ def test_arguments_given_by_name_may_come_in_any_order(names):
     result += 1
 
 
-def test_weights_that_change_after_the_model_was_traced_are_not_mixed_with_the_servers(store):
-    model, other, x = Small().eval(), Small().eval(), torch.rand(SHAPE)
-    with server_here(store), \
-            offload(model, example=x, options=ClientOptions(halves)) as shared:
+def in_place(model):
+    with torch.no_grad():
+        model.head.weight.mul_(-3.0)
+
+
+def other_weights(model):
+    other = Small()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(0.5)
+    model.load_state_dict(other.state_dict())
+
+
+def attribute(model):
+    model.first.stride = (2, 2)
+
+
+def uncounted(model):
+    model.first.weight.detach().numpy()[:] = 0
+
+
+CHANGES = {'a weight in place': (in_place, 1), 'load_state_dict': (other_weights, 1),
+           'an attribute': (attribute, 2), 'a write that PyTorch does not count': (uncounted, 1)}
+
+
+@pytest.mark.parametrize('kind', CHANGES)
+def test_an_updated_model_is_shared_again_as_it_is_now(kind, store):
+    change, times_planned = CHANGES[kind]
+    model, x, planned = Small().eval(), torch.rand(SHAPE), []
+
+    def planner(traced, *profile):
+        planned.append(traced)
+        return halves(traced, *profile)
+    with server_here(store) as server, \
+            offload(model, example=x, options=ClientOptions(planner)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
-        assert shared.report.offloaded == 1
-        model.load_state_dict(other.state_dict())
-        with pytest.warns(UserWarning, match='was changed after the model was traced'):
-            same(shared(x), other(x))
-        same(shared(x), other(x))
-        assert shared.report.offloaded == 1 and 'open it again' in shared.reason
+        change(model)
+        with torch.no_grad():
+            want = model(x)
+        if change is not uncounted:
+            with pytest.warns(UserWarning, match=r'was changed .*: call update\(\)') as warned:
+                same(shared(x), want)
+            assert warned[0].filename == __file__ and 'update' in shared.reason
+            same(shared(x), want)
+            assert shared.report.offloaded == 1
+        shared.update()
+        same(shared(x), want)     # by the robot alone, because the server does not have the model
+        assert shared.wait(LIMIT)
+        before = shared.report.offloaded
+        same(shared(x), want)
+        assert shared.report.offloaded == before + 1 and not shared.reason
+        assert len(server.store.digests()) == 2 and len(planned) == times_planned
+
+
+def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(store) as server, \
+            offload(model, example=x, options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        plans, sessions = shared._client.machine.table.plans, server.machine._joins
+        shared.update()
+        assert shared.wait(LIMIT)
+        same(shared(x), model(x))
+        assert shared.report.offloaded == 1 and len(server.store.digests()) == 1
+        assert shared._client.machine.table.plans is plans and server.machine._joins == sessions
+
+
+def test_calls_of_other_threads_get_the_models_results_during_updates(store):
+    """Every result is that of the model before or after the change."""
+    model, x, failed, changed = Small().eval(), torch.rand(SHAPE), [], threading.Event()
+    other = torch.nn.Linear(8, 5).eval()
+    changes = Small().eval()
+    changes.head = other
+    with torch.no_grad():
+        old, new = model(x), changes(x)
+
+    def drive(call):
+        try:
+            while not done.is_set():
+                after = changed.is_set()
+                result = call(x)
+                if after or not torch.allclose(result['logits'], old['logits'], 1e-4, 1e-5):
+                    same(result, new)
+        except Exception as error:
+            failed.append(error)
+    done = threading.Event()
+    with server_here(store), offload(model, example=x, options=ClientOptions(halves)) as shared, \
+            torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert shared.wait(LIMIT)
+        # `model` itself: a part of the program that does not share it
+        threads = [threading.Thread(target=drive, args=(call,)) for call in (shared, model)]
+        for thread in threads:
+            thread.start()
+        try:
+            model.head = other
+            changed.set()
+            shared.update()
+            assert not shared._reason
+            before = shared.report.offloaded
+            eventually(lambda: failed or shared.report.offloaded > before + 3)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(LIMIT)
+    assert not failed
+
+
+def test_a_model_is_closed_while_it_is_updated(monkeypatch):
+    tracing, closed, trace_ = threading.Event(), threading.Event(), api.trace
+
+    def slow(*arguments):
+        tracing.set()
+        assert closed.wait(LIMIT)
+        return trace_(*arguments)
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with offload(model, example=x) as shared:
+        monkeypatch.setattr(api, 'trace', slow)
+        updating = threading.Thread(target=shared.update)
+        updating.start()
+        assert tracing.wait(LIMIT)
+        assert shared.reason == 'the model is being updated'
+        same(shared(x), model(x))
+    closed.set()
+    updating.join(LIMIT)
+    assert not updating.is_alive() and shared.reason == 'closed' and shared.report is None
+    same(shared(x), model(x))
+    shared.update()
+    assert shared.reason == 'closed'
+
+
+def test_an_update_shares_what_could_not_be_traced_before_and_says_what_it_cannot_share():
+    model, x = Small(), torch.rand(SHAPE)
+    with pytest.warns(UserWarning, match='training mode'), offload(model) as shared:
+        shared.update()      # nothing is traced yet
+        assert not shared.reason
+        shared(x)
+        assert 'training mode' in shared.reason and shared.report is None
+        model.eval()
+        shared.update()
+        assert 'not connected yet' in shared.reason and shared.report is not None
+        model.guard = threading.Lock()
+        for why in ('guard was changed', 'Small cannot be copied: TypeError'):
+            with pytest.warns(UserWarning, match=why):
+                same(shared(x), model(x)) if why.startswith('guard') else shared.update()
+            assert why in shared.reason
+        del model.guard
+        shared.update()
+        assert 'not connected yet' in shared.reason
+        same(shared(x), model(x))
 
 
 def test_threads_that_make_the_first_call_at_once_open_one_client(monkeypatch):

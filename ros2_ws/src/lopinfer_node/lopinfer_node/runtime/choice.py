@@ -62,6 +62,9 @@ class PlannedTable:
         return any(t.source == DEVICE for t in self.plans[plan].transfers)
 
 
+NO_TABLE = PlannedTable((), (), np.empty(0), np.empty(0))
+
+
 class PlanChoice:
     """The plan of the present request, chosen from ``table``.
 

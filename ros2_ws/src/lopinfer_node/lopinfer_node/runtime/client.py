@@ -23,7 +23,7 @@ from fleet_link.arrivals import Arrivals, expanded
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE
-from .choice import PlanChoice, PlannedTable
+from .choice import NO_TABLE, PlanChoice, PlannedTable
 from .execution import AnyRun, AnyStep, Execution
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
@@ -148,7 +148,7 @@ class ClientMachine:
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
-        self.choice = PlanChoice(PlannedTable((), (), np.empty(0), np.empty(0)))
+        self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request
         self._next_table: PlannedTable | None = None
         # for each plan of the table, the number that pieces of this plan carry
@@ -202,6 +202,20 @@ class ClientMachine:
             return self.on_time(now)
         self._again = math.inf
         return [MakePlans(reply.fixed, reply.per_share)]
+
+    def on_model(self, table: PlannedTable, now: float) -> list[Action]:
+        """Open another model instead of the present one; no request may be running.
+
+        ``table``: the present plans with the programs of the new model, and then what was measured
+        still counts; `NO_TABLE` if the plans do not fit.
+        """
+        if table.plans:
+            self.choice.table = table
+        else:
+            self.choice = PlanChoice(table)
+        self._enter(OPENING, self.reason or 'the model was updated')
+        self._again = now
+        return self.on_time(now)
 
     def on_no_service(self, now: float) -> None:
         """Handle a call that found no service: call again soon, because discovery needs time."""

@@ -16,10 +16,9 @@ from fleet_ros.device import uploaded
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
-from ..model.contents import flat
 from ..model.footprint import Interval
 from ..model.graph import Kind
-from ..model.traced import Traced
+from ..model.traced import Traced, flat
 from ..planning.plan import DEVICE, Plan, check
 
 Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
