@@ -30,8 +30,9 @@ from .errors import ModelError
 from .model.snapshot import Snapshot
 from .model.state import every_hook
 from .model.traced import Traced, trace
-from .ros.client_shell import UPDATING, Client, ClientOptions, Replaced
-from .runtime.client import OPEN, Report
+from .ros.client_shell import UPDATING, ClientOptions, Replaced
+from .ros.servers import Servers
+from .runtime.client import Report
 from .runtime.planner import TablePlanner
 
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
@@ -62,7 +63,7 @@ class OffloadedModel:
         self._whole_reason = ''     # why the last call was not shared
         self._warned: set[str] = set()
         self._name, self._options = robot, options
-        self._client: Client | None = None
+        self._client: Servers | None = None
         self._given: _Given | None = None
         # example inputs (args, kwargs) of the first trace; None before
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -95,7 +96,7 @@ class OffloadedModel:
             return self._whole(client, UPDATING, args, kwargs)
         return pytree.tree_unflatten(list(results), given.outputs)
 
-    def _whole(self, client: Client | None, why: str, args: tuple[Any, ...],
+    def _whole(self, client: Servers | None, why: str, args: tuple[Any, ...],
                kwargs: dict[str, Any]) -> Any:
         if client is not None:
             client.note_whole(why)
@@ -170,14 +171,14 @@ class OffloadedModel:
                 self._client.update(given.traced)
             self._given, self._reason = given, ''
 
-    def _opened(self, traced: Traced) -> Client:
+    def _opened(self, traced: Traced) -> Servers:
         key = team_key(self._options.access)  # refuses the network before this process joins it
         self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
         bound_parameters(self._node, writable=False)
-        client = Client(self._node, traced, self._options)
+        client = Servers(self._node, traced, self._options)
         self._spinning = Spinning(self._node)
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
@@ -189,8 +190,8 @@ class OffloadedModel:
 
     @property
     def shared(self) -> bool:
-        """Return whether the server is ready."""
-        return self._client is not None and self._client.machine.state == OPEN
+        """Return whether a server is ready."""
+        return self._client is not None and self._client.is_open
 
     @property
     def reason(self) -> str:
@@ -200,12 +201,12 @@ class OffloadedModel:
         """
         return self._ended or (UPDATING if self._updating.locked() else self._reason) or (
             self._given.changed if self._given else '') or self._whole_reason or (
-            '' if self._client is None else self._client.machine.reason)
+            '' if self._client is None else self._client.present.machine.reason)
 
     @property
     def report(self) -> Report | None:
         """Return counters and the times of the last inference; None before the model is traced."""
-        return None if self._client is None else self._client.machine.report
+        return None if self._client is None else self._client.report
 
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until the server is ready; return whether it is ready."""
@@ -309,7 +310,8 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
             ) -> Iterator[OffloadedModel]:
     """Share the inferences of ``model`` with the server while the context is open.
 
-    :param server: namespace of the server.
+    :param server: namespace of the server, or of several, separated by commas: the fastest one
+        takes an inference, and the others know the model.
     :param example: input, or tuple of inputs, with which the model is traced; by default the
         inputs of the first call.
     :param robot: namespace of this robot, which must be unique; by default the robot of the key,

@@ -298,7 +298,7 @@ def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypa
     with server_here(store), offload(
             Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
         try:
-            eventually(lambda: shared._client.machine.state != client.OPENING)
+            eventually(lambda: shared._client.present.machine.state != client.OPENING)
         finally:
             with changed:
                 connected.append(True)
@@ -316,7 +316,7 @@ def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(s
     with server_here(store):
         context = offload(Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(plans))
         shared = context.__enter__()
-        machine, jobs = shared._client.machine, shared._client._jobs
+        machine, jobs = shared._client.present.machine, shared._client.present._jobs
         assert planning.wait(LIMIT)
         threading.Thread(target=lambda: (context.__exit__(None, None, None), closed.set())).start()
         try:
@@ -526,12 +526,13 @@ def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store)
     with server_here(store) as server, \
             offload(model, example=x, options=ClientOptions(halves)) as shared:
         assert shared.wait(LIMIT)
-        plans, sessions = shared._client.machine.table.plans, server.machine._joins
+        machine, sessions = shared._client.present.machine, server.machine._joins
+        plans = machine.table.plans
         shared.update()
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
         assert shared.report.offloaded == 1 and len(server.store.digests()) == 1
-        assert shared._client.machine.table.plans is plans and server.machine._joins == sessions
+        assert machine.table.plans is plans and server.machine._joins == sessions
 
 
 def test_calls_of_other_threads_get_the_models_results_during_updates(store):

@@ -47,6 +47,7 @@ from ..runtime.client import (
     CallSetPlans,
     ClientMachine,
     MakePlans,
+    Report,
     Settings,
     Upload,
 )
@@ -83,8 +84,8 @@ class ClientOptions:
 
     ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share``
     are the server's profile, in seconds per operator. The client uses each table until it
-    gets the next one. ``server``: namespace of the server. ``settings``: settings of the
-    protocol. ``link``: an emulated link; by default only the real link is used. ``power``:
+    gets the next one. ``server``: namespace of the server, or of several, separated by commas.
+    ``settings``: settings of the protocol. ``link``: an emulated link; by default only the real link is used. ``power``:
     watts in each state, used if the robot has no power meter. ``recording``: collects the
     steps of every request. ``slowdown``: emulates a slower robot: this factor, at least 1,
     lengthens the computing time of this machine. ``access``: the robot's key.
@@ -104,20 +105,21 @@ class Client:
     """Runs inferences of one model; shares them with the server if that is faster.
 
     ``node``: any node of the robot; its namespace is the robot's name. The caller must spin
-    it.
+    it. ``report``, ``changed``: report and lock that several clients of a model share.
     """
 
-    def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
+    def __init__(self, node: Node, traced: Traced, options: ClientOptions,
+                 report: Report | None = None, changed: threading.Condition | None = None) -> None:
         self.node = node
         self.traced = traced
         self._digest = traced.digest  # takes long, so it is computed before the first request
         self.robot = self.node.get_namespace().strip('/')
-        self.machine = ClientMachine(secrets.randbits(63), options.settings)
+        self.machine = ClientMachine(secrets.randbits(63), options.settings, report)
         self.options = options
         key = team_key(options.access)
         self._key = key and key.of_client(self.robot)
         caller = self._key and Caller(self._key.secret, self._key.robot, self.machine.incarnation)
-        self._changed = threading.Condition()   # lock of `machine` and `_channel`
+        self._changed = changed or threading.Condition()   # lock of `machine` and `_channel`
         self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
         # held while plans are compiled for `traced`, which does not change meanwhile; is taken
         # before `_turn` and `_changed`
@@ -252,14 +254,6 @@ class Client:
                     return steps
                 self._meter.enter('communicating', now)
                 self._changed.wait(self.machine.limit - now)
-
-    def wait_until(self, done: Callable[[], bool], limit: float) -> bool:
-        """Wait until ``done()`` is true, at most until the time ``limit``.
-
-        Return ``done()``.
-        """
-        with self._changed:
-            return self._changed.wait_for(done, limit - time.monotonic())
 
     # -- events ----------------------------------------------------------------------------------
 

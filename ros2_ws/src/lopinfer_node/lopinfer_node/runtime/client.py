@@ -28,6 +28,7 @@ from .execution import AnyRun, AnyStep, Execution
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from .wire import (
+    LEAVING,
     MAX_PIECE,
     MAX_PROBE,
     NO_PLAN,
@@ -50,6 +51,7 @@ CALL_LIMIT = 2.0       # seconds without an answer after which a call is repeate
 # model or the plans
 SOON = 0.2
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
+STANDBY = 10           # a server without inferences is probed so many times less often
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 # maximum seconds for which the robot works alone after several fallbacks in a row
 MAX_PENALTY = 30.0
@@ -138,13 +140,15 @@ class ClientMachine:
     The methods for events return actions; `work` returns steps to compute.
     """
 
-    def __init__(self, incarnation: int, settings: Settings | None = None) -> None:
+    def __init__(self, incarnation: int, settings: Settings | None = None,
+                 report: Report | None = None) -> None:
         self.incarnation = incarnation
+        self.standby = False               # whether another server has the inferences
         self.settings = settings or Settings()
         self.state = OPENING
         self.reason = 'not connected yet'  # why the server is not used
         self.alone = ''                    # why the last request was not shared
-        self.report = Report()
+        self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
@@ -274,7 +278,7 @@ class ClientMachine:
         self.report.check = check
         choice, expected = self.choice, math.nan
         choice.choose_alone()
-        self.alone = self._why_alone(now)
+        self.alone = self.why_alone(now)
         if not self.alone:
             expected = choice.choose(self.rates, now)
             if not choice.shares():
@@ -296,7 +300,11 @@ class ClientMachine:
         up = self.outbox.link.rate
         return up, self.down or up
 
-    def _why_alone(self, now: float) -> str:
+    def expected(self, now: float) -> float:
+        """Return the latency in s that a request would have now; infinite without the server."""
+        return math.inf if self.why_alone(now) else self.choice.choose(self.rates, now)
+
+    def why_alone(self, now: float) -> str:
         """Return why the server is not used now; '' if it can be used."""
         if self.state != OPEN:
             return f'{self.state}: {self.reason}' if self.reason else self.state
@@ -428,6 +436,9 @@ class ClientMachine:
         if 0 < ack.wait < math.inf and self._request is not None \
                 and expanded(ack.packet, self._first) >= self._first:
             self._limit = max(self._limit, self._own_limit + self.choice.wait(ack.wait, now))
+        if ack.status == LEAVING and self.state in (CHECKING, OPEN):
+            self._enter(OPENING, 'the server takes no new requests')   # this one goes on
+            self._again = now + CALL_LIMIT
         if ack.status in (NOT_OPEN, NO_PLAN) and self.state in (CHECKING, OPEN):
             if ack.status == NOT_OPEN:
                 self._enter(OPENING, 'the server does not know this client')
@@ -460,7 +471,8 @@ class ClientMachine:
             return
         if now < self._again:
             return
-        period = self.settings.probe_period if self.state == OPEN else CHECK_PERIOD
+        period = CHECK_PERIOD if self.state != OPEN else \
+            self.settings.probe_period * (STANDBY if self.standby else 1)
         self._again = now + period
         if not self.outbox.idle or (self.state == OPEN and self._request is not None):
             return

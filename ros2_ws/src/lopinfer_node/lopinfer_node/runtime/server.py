@@ -37,6 +37,7 @@ from .services import (
     first_difference,
 )
 from .wire import (
+    LEAVING,
     MAX_PIECE,
     MAX_PROBE,
     NO_PLAN,
@@ -236,6 +237,7 @@ class ServerMachine:
         self.requests = 0
         # if True, new requests are refused, but requests in progress run to their end
         self.paused = False
+        self._told: set[str] = set()        # clients that know that the server is paused
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._joins = 0                     # number of sessions until now
@@ -250,8 +252,9 @@ class ServerMachine:
 
     @property
     def busy(self) -> bool:
-        """Return whether a request is running."""
-        return any(s.request is not None or not s.outbox.idle for s in self._sessions.values())
+        """Return whether a request is running, or a client does not know of the pause yet."""
+        return any(s.request is not None or not s.outbox.idle
+                   or self.paused and s.client not in self._told for s in self._sessions.values())
 
     # -- models and clients ----------------------------------------------------------------------
 
@@ -367,6 +370,7 @@ class ServerMachine:
                          (self.incarnation + self._joins) % 2**64, request.digest, now,
                          Outbox(request.incarnation, self.limits.piece_bytes))
         self._sessions[request.client] = fresh
+        self._told.discard(request.client)
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
@@ -477,8 +481,10 @@ class ServerMachine:
 
     def _take(self, session: _Session, piece: Piece, now: float) -> tuple[int, float]:
         """Take a piece; return status and wait of its acknowledgement."""
-        if self.paused and (piece.transfer == PROBE or piece.request > session.number):
-            return NOT_OPEN, 0.0  # the client then calls `Open` and gets the reason
+        if self.paused:
+            self._told.add(session.client)
+            if piece.transfer == PROBE or piece.request > session.number:
+                return NOT_OPEN, 0.0  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
             # after the last piece of an uplink probe, probe the downlink too
             if piece.part == piece.parts - 1 and session.outbox.idle:
@@ -493,15 +499,16 @@ class ServerMachine:
         if piece.request > session.number:
             self._begin(session, piece, now)
         request = session.request
+        status = LEAVING if self.paused else OK
         if request is None or not request.execution.take(piece):
-            return OK, 0.0
+            return status, 0.0
         self.changed = True
         wait = sum(max(0.0, self._schedule.expected(other.prepared) - other.spent)
                    for s in self._sessions.values()
                    if (other := s.request) is not None and other is not request)
         # the robot waits longer, too (`ClientMachine.on_ack`)
         request.deadline = max(request.deadline, request.arrived + request.within + LATER * wait)
-        return OK, wait
+        return status, wait
 
     def _begin(self, session: _Session, piece: Piece, now: float) -> None:
         """Begin the request of its first piece; it replaces the former request of the client."""
