@@ -496,6 +496,7 @@ def test_an_updated_model_is_shared_again_as_it_is_now(kind, store):
             offload(model, example=x, options=ClientOptions(planner)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
+        before = shared.report.offloaded
         change(model)
         with torch.no_grad():
             want = model(x)
@@ -504,13 +505,11 @@ def test_an_updated_model_is_shared_again_as_it_is_now(kind, store):
                 same(shared(x), want)
             assert warned[0].filename == __file__ and 'update' in shared.reason
             same(shared(x), want)
-            assert shared.report.offloaded == 1
+            assert shared.report.offloaded == before
         shared.update()
         same(shared(x), want)     # by the robot alone, because the server does not have the model
-        assert shared.wait(LIMIT)
-        before = shared.report.offloaded
-        same(shared(x), want)
-        assert shared.report.offloaded == before + 1 and not shared.reason
+        # a request that the machine is too slow for is finished alone, so there may be several
+        eventually(lambda: same(shared(x), want) or shared.report.offloaded > before)
         assert len(server.store.digests()) == 2 and len(planned) == times_planned
 
 
@@ -521,9 +520,8 @@ def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store)
         assert shared.wait(LIMIT)
         plans, sessions = shared._client.machine.table.plans, server.machine._joins
         shared.update()
-        assert shared.wait(LIMIT)
-        same(shared(x), model(x))
-        assert shared.report.offloaded == 1 and len(server.store.digests()) == 1
+        eventually(lambda: same(shared(x), model(x)) or shared.report.offloaded)
+        assert len(server.store.digests()) == 1
         assert shared._client.machine.table.plans is plans and server.machine._joins == sessions
 
 
