@@ -16,6 +16,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -503,6 +504,7 @@ def test_an_updated_model_is_shared_again_as_it_is_now(kind, store):
             offload(model, example=x, options=ClientOptions(planner)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
+        before = shared.report.offloaded
         change(model)
         with torch.no_grad():
             want = model(x)
@@ -511,13 +513,11 @@ def test_an_updated_model_is_shared_again_as_it_is_now(kind, store):
                 same(shared(x), want)
             assert warned[0].filename == __file__ and 'update' in shared.reason
             same(shared(x), want)
-            assert shared.report.offloaded == 1
+            assert shared.report.offloaded == before
         shared.update()
         same(shared(x), want)     # by the robot alone, because the server does not have the model
-        assert shared.wait(LIMIT)
-        before = shared.report.offloaded
-        same(shared(x), want)
-        assert shared.report.offloaded == before + 1 and not shared.reason
+        # a request that the machine is too slow for is finished alone, so there may be several
+        eventually(lambda: same(shared(x), want) or shared.report.offloaded > before)
         assert len(server.store.digests()) == 2 and len(planned) == times_planned
 
 
@@ -529,9 +529,8 @@ def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store)
         machine, sessions = shared._client.present.machine, server.machine._joins
         plans = machine.table.plans
         shared.update()
-        assert shared.wait(LIMIT)
-        same(shared(x), model(x))
-        assert shared.report.offloaded == 1 and len(server.store.digests()) == 1
+        eventually(lambda: same(shared(x), model(x)) or shared.report.offloaded)
+        assert len(server.store.digests()) == 1
         assert machine.table.plans is plans and server.machine._joins == sessions
 
 
@@ -719,8 +718,47 @@ def test_two_robots_do_not_mix(processes, tmp_path):
             robot.join()
     assert sorted(fine) == [(0, 15), (1, 15)]
 
+def numbered(processes, store, number):
+    """Start a server in the namespace /s<number>, with its own copy of the files."""
+    own = shutil.copytree(store, store.parent / f'store{number}')
+    process = subprocess.Popen(
+        [sys.executable, '-c', NODE.format('server'), '--ros-args', '-p', 'threads:=1',
+         '-r', f'/lopinfer/open:=/s{number}/open', '-r', f'/lopinfer/upload:=/s{number}/upload',
+         '-r', f'/lopinfer/set_plans:=/s{number}/set_plans', '-p', f'directory:={own}'],
+        env=environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE))
+    processes.append(process)
+    return process
 
-@pytest.mark.long
+
+@pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_another_server_takes_the_next_inference_of_one_that_ends(processes, store, end):
+    model = Small().eval()
+    servers = [numbered(processes, store, number) for number in (1, 2)]
+
+    def infer(shared):
+        x = torch.rand(SHAPE)
+        with torch.no_grad():
+            same(shared(x), model(x))
+
+    with offload(model, '/s1,/s2', torch.rand(SHAPE),
+                 options=ClientOptions(everything_there, '/s1,/s2')) as shared:
+        clients = shared._client._clients
+        assert shared._client.wait_until(
+            lambda: all(c.machine.state == client.OPEN for c in clients), time.monotonic() + LIMIT)
+        while shared.report.offloaded < 5:
+            infer(shared)
+        before, first = replace(shared.report), clients.index(shared._client.present)
+        servers[first].send_signal(end)
+        if end == signal.SIGTERM:    # it says so, and only then ends
+            assert servers[first].wait(LIMIT) == 0
+        while shared.report.offloaded < before.offloaded + 10:
+            infer(shared)
+        assert clients.index(shared._client.present) == 1 - first
+        late = shared.report.fallbacks - before.fallbacks
+        assert late <= (end != signal.SIGTERM)
+
+
+
 def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
         store, monkeypatch):
     together, sizes = Program.compute_together, []
@@ -747,6 +785,7 @@ def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
         assert all(robots.map(robot, (1, 2, 3)))
 
 
+@pytest.mark.long
 def test_other_weights_are_refused_by_name_where_models_can_not_be_sent(processes, tmp_path):
     model = Small().eval()
     Store(tmp_path).add(trace(model, torch.rand(SHAPE)))

@@ -85,10 +85,10 @@ class ClientOptions:
     ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share``
     are the server's profile, in seconds per operator. The client uses each table until it
     gets the next one. ``server``: namespace of the server, or of several, separated by commas.
-    ``settings``: settings of the protocol. ``link``: an emulated link; by default only the real link is used. ``power``:
-    watts in each state, used if the robot has no power meter. ``recording``: collects the
-    steps of every request. ``slowdown``: emulates a slower robot: this factor, at least 1,
-    lengthens the computing time of this machine. ``access``: the robot's key.
+    ``settings``: settings of the protocol. ``link``: an emulated link; by default only the real
+    link is used. ``power``: watts in each state, used if the robot has no power meter.
+    ``recording``: collects the steps of every request. ``slowdown``: emulates a slower robot: this
+    factor, at least 1, lengthens the computing time of this machine. ``access``: the robot's key.
     """
 
     planner: Planner
