@@ -723,8 +723,7 @@ def numbered(processes, store, number):
     own = shutil.copytree(store, store.parent / f'store{number}')
     process = subprocess.Popen(
         [sys.executable, '-c', NODE.format('server'), '--ros-args', '-p', 'threads:=1',
-         '-r', f'/lopinfer/open:=/s{number}/open', '-r', f'/lopinfer/upload:=/s{number}/upload',
-         '-r', f'/lopinfer/set_plans:=/s{number}/set_plans', '-p', f'directory:={own}'],
+         '-r', f'__ns:=/s{number}', '-p', f'directory:={own}'],
         env=environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE))
     processes.append(process)
     return process

@@ -76,7 +76,10 @@ class ServerOptions:
 
 
 class Server:
-    """Serves models to robots; the caller must spin ``node``."""
+    """Serves models to robots; the caller must spin ``node``.
+
+    Robots find the server by the node's namespace; without one, it is `/lopinfer`.
+    """
 
     def __init__(self, node: Node, options: ServerOptions) -> None:
         self.node = node
@@ -96,10 +99,11 @@ class Server:
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
+        place = node.get_namespace().rstrip('/') or '/lopinfer'
         for kind, name, answer in ((srv.Open, 'open', self._on_open),
                                    (srv.Upload, 'upload', self._on_upload),
                                    (srv.SetPlans, 'set_plans', self._on_set_plans)):
-            serve(node, kind, f'/lopinfer/{name}', partial(self._on_call, answer), self._answerer,
+            serve(node, kind, f'{place}/{name}', partial(self._on_call, answer), self._answerer,
                   self._note_refusal)
         self._alarm = Alarm(self._on_time, node)
         self._computing = threading.Thread(target=self._compute, name='computing', daemon=True)
