@@ -622,11 +622,11 @@ def test_an_update_shares_what_could_not_be_traced_before_and_says_what_it_canno
 def test_threads_that_make_the_first_call_at_once_open_one_client(monkeypatch):
     opened = []
 
-    class Counted(api.Client):
+    class Counted(api.Servers):
         def __init__(self, *arguments):
             opened.append(self)
             super().__init__(*arguments)
-    monkeypatch.setattr(api, 'Client', Counted)
+    monkeypatch.setattr(api, 'Servers', Counted)
     model, x = Small().eval(), torch.rand(SHAPE)
     with offload(model) as shared:
         threads = [threading.Thread(target=shared, args=(x,)) for _ in range(3)]
