@@ -121,26 +121,30 @@ class PolicyNode(ManagedNode):
         if not isinstance(model, torch.nn.Module):
             raise PolicyError(f'model of the policy must return a torch.nn.Module, got '
                               f'{type(model).__name__}')
-        model.eval()
-        inputs = example(self.policy, self.contract)
         device = torch_device(s.device)
+        # Before anything else sees the model: it has one copy of its weights on the robot, with
+        # which the robot computes both alone and its share.
+        model.eval().to(device)
+        inputs = example(self.policy, self.contract)
         shared: Network | None = None
         where: Callable[[], str] = partial(str, SERVER)
         if s.inference == 'lopinfer':
             robot = self.get_namespace().strip('/') or 'robot'
             planner = TablePlanner(s.method, latency=s.link.latency, slowdown=s.slowdown)
+            options = ClientOptions(planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
+                                    access=s.security)
             self._shared = self.held.enter_context(offload(
-                model, example=inputs, robot=robot, options=ClientOptions(
-                    planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
-                    access=s.security)))
-            shared, where = by_lopinfer(self._shared)
+                model, example=tuple(x.to(device) for x in inputs), robot=robot, options=options))
+            network, where = by_lopinfer(self._shared)
+            shared = on_device(network, device)
         elif s.inference == 'rrto':
             import copy
             if not torch.cuda.is_available():
                 raise PolicyError('inference is rrto, so the node must run in `rrto run`, which '
                                   'gives it the device cuda; here there is none')
-            shared = on_device(copy.deepcopy(model), torch.device('cuda'))
-        alone = slowed(on_device(model, device) if device.type != 'cpu' else model, s.slowdown)
+            remote = torch.device('cuda')
+            shared = on_device(copy.deepcopy(model).to(remote), remote)
+        alone = slowed(on_device(model, device), s.slowdown)
         self._measure(alone, inputs)
         self._computing = {ROBOT: self._place(ROBOT, alone, lambda: ROBOT)}
         if shared is not None:
