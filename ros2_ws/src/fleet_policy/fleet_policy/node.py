@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fleet_ros.alarm import Alarm
-from fleet_ros.device import torch_device
+from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from lopinfer_node.api import offload
@@ -121,7 +121,10 @@ class PolicyNode(ManagedNode):
         if not isinstance(model, torch.nn.Module):
             raise PolicyError(f'model of the policy must return a torch.nn.Module, got '
                               f'{type(model).__name__}')
-        device = torch_device(s.device)
+        device = own_device(s.device)
+        if device.type == 'cpu' and s.device.startswith('cuda') and is_cuda_remote():
+            self.get_logger().warning('the robot computes on its CPU: in `rrto run`, the device '
+                                      'cuda is the server\'s')
         # Before anything else sees the model: it has one copy of its weights on the robot, with
         # which the robot computes both alone and its share.
         model.eval().to(device)

@@ -290,7 +290,7 @@ def other_device(monkeypatch):
     The type float64 stands for this device, because `Tensor.to` and `Module.to` take a type in
     place of a device: a model that was moved there does not accept inputs that were not.
     """
-    monkeypatch.setattr(node_module, 'torch_device', {'cpu': torch.device('cpu'),
+    monkeypatch.setattr(node_module, 'own_device', {'cpu': torch.device('cpu'),
                                                       'cuda': torch.float64}.get)
 
 

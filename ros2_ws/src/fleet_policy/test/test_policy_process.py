@@ -94,9 +94,11 @@ def test_a_wrong_contract_is_one_line_with_its_place(tmp_path, robot, process):
 def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, process, on_loss):
     server = process.any('rrto_bridge.server.main', '--ros-args', '-p', 'name:=s')
     server.wait('serving as s')
-    lines = process('policy:=policies:Small', 'inference:=rrto', 'patience:=60.0', inside=(
-        'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
-        on_loss, '--', sys.executable, '-m'))
+    # With device:=auto the robot must not compute on cuda, which is the server's device here.
+    inside = ('rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
+              on_loss, '--', sys.executable, '-m')
+    lines = process('policy:=policies:Small', 'inference:=rrto', 'patience:=60.0', 'device:=auto',
+                    inside=inside)
 
     # The mock robot repeats an action in an observation only if both have the same number of
     # values. No action has 3 values, so the 3 joints in the observations are always 0.

@@ -42,13 +42,14 @@ class Precision:
     @classmethod
     def of_gpus(cls) -> Precision:
         """Return this process's present settings for GPUs."""
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        matmul: Any = torch.backends.cuda.matmul
+        cudnn: Any = torch.backends.cudnn
         if hasattr(matmul, 'fp32_precision'):
             # PyTorch 2.9: reading `allow_tf32` raises an error in a program that sets the new names
-            tf32 = [of.fp32_precision == 'tf32' for of in (matmul, cudnn.conv)]
+            tf32 = matmul.fp32_precision == 'tf32', cudnn.conv.fp32_precision == 'tf32'
         else:
-            tf32 = [matmul.allow_tf32, cudnn.allow_tf32]
-        return cls(*tf32, bool(matmul.allow_fp16_reduced_precision_reduction),
+            tf32 = matmul.allow_tf32, cudnn.allow_tf32
+        return cls(tf32[0], tf32[1], bool(matmul.allow_fp16_reduced_precision_reduction),
                    bool(matmul.allow_bf16_reduced_precision_reduction))
 
     def use(self) -> None:
