@@ -44,6 +44,9 @@ class Journal:
         # Maps a handle to the handles that may share memory with it.
         self._memory: dict[int, set[int]] = {}
         self._order = 0
+        # What `deep` compares: an upper bound of `depth`, and the next number of a call at which it
+        # looks at all tensors.
+        self._deepest = self._next = 0
 
     def made(self, call: Call, data: Any = None) -> None:
         """Record a call; `data`: the bytes of an upload."""
@@ -56,6 +59,7 @@ class Journal:
         self._order += 1
         node = _Node(self._order, call, bytes(data) if data is not None else b'',
                      tuple(dict.fromkeys(self._nodes[h] for h in needed if h in self._nodes)))
+        self._deepest = max(self._deepest, node.depth)
         for handle in (*touched, *fresh):
             self._nodes[handle] = node
         shared: set[int] = set()
@@ -80,9 +84,15 @@ class Journal:
     def deep(self) -> list[int]:
         """Return the handles of tensors with long chains of calls; the caller fetches their values.
 
-        See `fetched`.
+        See `fetched`. This method is called before each operator, so it seldom looks at all
+        tensors: only if a chain can be as long as `DEPTH`, and then not again before half as many
+        calls, since tensors that share memory may keep such a chain.
         """
-        if self.depth < DEPTH:
+        if self._deepest < DEPTH or self._order < self._next:
+            return []
+        self._next = self._order + DEPTH // 2
+        self._deepest = self.depth
+        if self._deepest < DEPTH:
             return []
         return [h for h, n in self._nodes.items()
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
