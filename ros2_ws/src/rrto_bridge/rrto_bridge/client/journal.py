@@ -7,12 +7,15 @@ dropped when nothing points to it any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from ..execution.context import Context
-from ..protocol.errors import described
+from ..protocol.errors import LinkError, OutOfMemory
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
+from ..protocol.requests import FREE, SEED
+from .machine import ClientMachine, Ticket
+from .port import Port
 
 # Maximum length of a chain of calls on which a tensor's values depend. When a chain has this
 # length, the client fetches the values of the tensors whose chains are longer than half of it,
@@ -103,10 +106,20 @@ class Journal:
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
                                     bytes(data), ())
 
-    def rebuild(self, context: Context) -> None:
-        """Compute all tensors of the program again, in `context`."""
+    def rebuild(self, port: Port) -> str:
+        """Compute all tensors of the program again, on the server of `port`, which has none yet.
+
+        Return why there was not enough memory, or ''. Raises LinkError if the server is lost.
+        """
+        short = ''
+        for item in self._items(port.machine):
+            short = _wait(port, port.machine.rebuild(item)) or short
+        return short
+
+    def _items(self, machine: ClientMachine) -> Iterator[tuple[Any, ...]]:
+        """Yield the items of messages that make all tensors, and that free those in between."""
         if self.seed is not None:
-            context.seed(self.seed)
+            yield SEED, self.seed - (1 << 64) if self.seed >> 63 else self.seed
         found: dict[int, _Node] = {}
         open_nodes = list(self._nodes.values())
         while open_nodes:
@@ -114,19 +127,29 @@ class Journal:
             if node.order not in found:
                 found[node.order] = node
                 open_nodes.extend(node.inputs)
+        freed: list[int] = []
         for _, node in sorted(found.items()):
-            call = node.call
+            call, fresh = node.call, node.call.fresh()
             if call.op == HTOD:
-                assert call.results[0] is not None and call.metas[0] is not None
-                context.upload(call.results[0], call.metas[0], node.data)
+                yield HTOD, call.results[0], call.metas[0], node.data
             else:
-                first = min(call.fresh(), default=None)
-                try:
-                    context.execute(call.op, call.arguments, call.keywords, first or 0)
-                except Exception as error:   # the call has also failed on the server
-                    context.failed(first, *described(error))
-        for handle in [h for h in context.tensors if h not in self._nodes]:
-            context.free(handle)
+                first = min(fresh, default=0) or machine.allocate(1)
+                yield call.op, call.arguments, call.keywords, first
+            freed += [handle for handle in fresh if handle not in self._nodes]
+        yield FREE, tuple(freed)
+
+
+def _wait(port: Port, ticket: Ticket) -> str:
+    """Wait for a call that is made again; return why there was not enough memory, or ''."""
+    try:
+        port.wait(ticket)
+    except LinkError:
+        raise
+    except OutOfMemory as error:
+        return str(error)
+    except Exception:   # the call has also failed on the server
+        pass
+    return ''
 
 
 def _may_view(op: str) -> bool:

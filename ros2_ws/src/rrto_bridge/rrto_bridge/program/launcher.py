@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from ..client.settings import HIDES_ALL, VISIBLE, Settings
+from ..client.settings import HIDES_ALL, OWN_DEVICE, VISIBLE, Settings
 
 
 def install() -> None:
@@ -19,10 +19,14 @@ def install() -> None:
     """
     if os.environ.get(VISIBLE) in HIDES_ALL:
         return
+    from ..client.ownprocess import Here, has_gpu
     from . import intercept
     from .device import Device
     settings = Settings.from_environment(os.environ)
-    intercept.install(Device(lambda: connect(settings)))
+    own = os.environ.get(OWN_DEVICE, '')
+    if not own and settings.local_device != 'cpu' and has_gpu(os.environ):
+        own = 'cuda'
+    intercept.install(Device(lambda: connect(settings), Here(own)))
     # Without this line, Python's garbage collector scans all objects of PyTorch 3 times at exit.
     gc.freeze()
 
