@@ -14,6 +14,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
+from fleet_ros.own_gpu import own_environment, own_gpu
 from fleet_ros.parameters import declare
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
@@ -29,6 +30,7 @@ from .core.places import ROBOT, SERVER
 from .errors import DataFault, PolicyError
 from .messages import message_class
 from .observer import Observer, image
+from .own_gpu import OwnGpu
 from .parameters import PolicySettings
 from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
@@ -122,9 +124,6 @@ class PolicyNode(ManagedNode):
             raise PolicyError(f'model of the policy must return a torch.nn.Module, got '
                               f'{type(model).__name__}')
         device = own_device(s.device)
-        if device.type == 'cpu' and s.device.startswith('cuda') and is_cuda_remote():
-            self.get_logger().warning('the robot computes on its CPU: in `rrto run`, the device '
-                                      'cuda is the server\'s')
         # Before anything else sees the model: it has one copy of its weights on the robot, with
         # which the robot computes both alone and its share.
         model.eval().to(device)
@@ -147,11 +146,25 @@ class PolicyNode(ManagedNode):
                                   'gives it the device cuda; here there is none')
             remote = torch.device('cuda')
             shared = on_device(copy.deepcopy(model).to(remote), remote)
-        alone = slowed(on_device(model, device), s.slowdown)
+        alone = slowed(self._on_own_gpu(model) or on_device(model, device), s.slowdown)
         self._measure(alone, inputs)
         self._computing = {ROBOT: self._place(ROBOT, alone, lambda: ROBOT)}
         if shared is not None:
             self._computing[SERVER] = self._place(SERVER, shared, where)
+
+    def _on_own_gpu(self, model: torch.nn.Module) -> Network | None:
+        """Return the model on the robot's GPU, where the device 'cuda' is a server's; or None."""
+        if self.settings.device == 'cpu' or not is_cuda_remote():
+            return None
+        warn = self.get_logger().warning
+        if not (device := own_gpu()):
+            if self.settings.device != 'auto':
+                warn('the robot computes on its CPU: it has no GPU, and in `rrto run` the device '
+                     "cuda is the server's")
+            return None
+        there = OwnGpu(model, device, own_environment(), warn)
+        self.held.callback(there.close)
+        return there
 
     def _measure(self, network: Network, inputs: tuple[torch.Tensor, ...]) -> None:
         """Measure the duration of an inference on the robot, and check the shape of its actions."""

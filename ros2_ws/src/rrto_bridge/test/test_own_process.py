@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import remote
 import torch
+from fleet_ros.own_gpu import OWN_DEVICE
 from fleet_testing import Lines, eventually, mostly_long
 from processes import Domain, children
 from rrto_bridge.client import ownprocess
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.client.migration import carried, restored
-from rrto_bridge.client.ownprocess import Here, OwnGpu, OwnProcess, has_gpu
+from rrto_bridge.client.ownprocess import Here, OwnGpu, OwnProcess
 from rrto_bridge.client.percall import PerCall
-from rrto_bridge.client.settings import OWN_VISIBLE
 from rrto_bridge.execution.context import Context
 from rrto_bridge.protocol.errors import LinkError, RrtoError
 from rrto_bridge.protocol.record import Meta
@@ -176,18 +176,6 @@ def test_tensors_that_are_carried_share_memory_as_before():
         restored(carried(there))
 
 
-@pytest.mark.parametrize('version, visible, files, expected', [
-    ('12.6', {}, ['/dev/nvidia0'], True), (None, {}, ['/dev/nvidia0'], False),
-    ('12.6', {}, [], False), ('12.6', {OWN_VISIBLE: ''}, ['/dev/nvidia0'], False),
-    ('12.6', {OWN_VISIBLE: '1'}, ['/dev/nvidia0'], True)])
-def test_a_gpu_is_looked_for_where_pytorch_and_a_driver_are(version, visible, files, expected,
-                                                            monkeypatch):
-    monkeypatch.setattr(torch.version, 'cuda', version)
-    monkeypatch.setattr(torch.version, 'hip', None)
-    monkeypatch.setattr(ownprocess, 'glob', lambda pattern: files)
-    assert has_gpu(visible) == expected
-
-
 # -- whole programs --------------------------------------------------------------------------------
 
 PROGRAM = '''
@@ -211,7 +199,7 @@ with torch.no_grad():
 @pytest.fixture
 def domain():
     made = Domain()
-    made.env['RRTO_OWN_DEVICE'] = 'cpu'
+    made.env[OWN_DEVICE] = 'cpu'
     yield made
     made.close()
 

@@ -21,16 +21,9 @@ from fleet_link.errors import KeyFileError
 from fleet_ros.ending import launched
 from fleet_ros.exposure import team_key
 from fleet_ros.network_options import add_network_options, join_network
+from fleet_ros.own_gpu import HIDES_ALL, OWN_VISIBLE, VISIBLE
 
-from ..client.settings import (
-    HIDES_ALL,
-    NONE_HERE,
-    OWN_VISIBLE,
-    START_LIMIT,
-    STARTING,
-    VISIBLE,
-    Settings,
-)
+from ..client.settings import NONE_HERE, START_LIMIT, STARTING, Settings
 from ..program import children
 
 STOP_LIMIT = 30.0    # seconds after which a server that was told to stop is killed

@@ -9,11 +9,10 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from glob import glob
+from collections.abc import Callable, Iterator
 
-import torch
 from fleet_env.command import how_it_ended
+from fleet_ros.own_gpu import own_environment
 
 from ..execution.context import Context
 from ..protocol.errors import LinkError
@@ -23,33 +22,9 @@ from .local_server import LENGTH
 from .machine import ClientMachine
 from .migration import restored
 from .port import Port
-from .settings import HIDES_ALL, OWN_VISIBLE, VARIABLE, VISIBLE
 
 STARTING = 60.0   # maximum time in seconds that the program waits for the start of the process
 PART = 1 << 20    # maximum number of bytes that one call receives
-# Files of the drivers of GPUs: NVIDIA's, those of a Jetson, AMD's, and that of WSL.
-_DRIVERS = ('/dev/nvidia[0-9]*', '/dev/nvhost-gpu', '/dev/nvgpu*', '/dev/kfd', '/dev/dxg')
-
-
-def has_gpu(environment: Mapping[str, str]) -> bool:
-    """Return whether this machine may have a GPU that the program's PyTorch can use.
-
-    ``environment``: that of the program in `rrto run`. Only a process that tries the GPU knows
-    whether it works.
-    """
-    return (torch.version.cuda or torch.version.hip) is not None \
-        and environment.get(OWN_VISIBLE) not in HIDES_ALL and any(map(glob, _DRIVERS))
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which 'cuda' is this machine's GPU again."""
-    # Empty settings: our sitecustomize.py installs no device. If the variable were missing,
-    # `children` would add it again.
-    environment = {**os.environ, VARIABLE: ''}
-    environment.pop(VISIBLE, None)
-    if OWN_VISIBLE in environment:
-        environment[VISIBLE] = environment[OWN_VISIBLE]
-    return environment
 
 
 class OwnProcess:
@@ -70,7 +45,7 @@ class OwnProcess:
             # A POSIX session of its own: Ctrl+C reaches only the program.
             self._process = subprocess.Popen(
                 [sys.executable, '-m', 'rrto_bridge.client.local_server', str(theirs.fileno()),
-                 device, str(os.getpid())], pass_fds=[theirs.fileno()], env=_environment(),
+                 device, str(os.getpid())], pass_fds=[theirs.fileno()], env=own_environment(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def wait_ready(self) -> None:

@@ -8,22 +8,12 @@ from typing import Literal
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import AccessConfig
 from fleet_ros.link import LinkSettings
+from fleet_ros.own_gpu import SETTINGS
 
-VISIBLE = 'CUDA_VISIBLE_DEVICES'
-HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
 # Environment variable with the process id of the server that was started for the program.
 STARTING = 'RRTO_STARTING'
 START_LIMIT = 300.0  # maximum time in seconds that the program waits for this server
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
-
-# Environment variable with the value of `VISIBLE` outside `rrto run`; missing if it was not set.
-OWN_VISIBLE = 'RRTO_OWN_VISIBLE'
-
-# Environment variable for tests: the device of the process in which a program goes on (`Here`).
-OWN_DEVICE = 'RRTO_OWN_DEVICE'
-
-# Environment variable with the settings; our sitecustomize.py reads it in the program.
-VARIABLE = 'RRTO_SETTINGS'
 
 
 class Settings(LinkSettings):
@@ -43,8 +33,8 @@ class Settings(LinkSettings):
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Return the settings that `to_environment` has written."""
-        return cls.model_validate_json(environment.get(VARIABLE, '{}'))
+        return cls.model_validate_json(environment.get(SETTINGS, '{}'))
 
     def to_environment(self) -> dict[str, str]:
         """Return the environment variable with the settings, as a dict from name to value."""
-        return {VARIABLE: self.model_dump_json()}
+        return {SETTINGS: self.model_dump_json()}
