@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lopinfer_node.api import OffloadedModel
+from torch.utils import _pytree as pytree
 
 from .contract import Contract
 from .core.chunks import Actions
@@ -118,13 +119,12 @@ def _text(method: str, error: Exception) -> str:
     return f'the policy raised in {method}: {type(error).__name__}: {str(error)[:200]}'
 
 
-def on_device(model: torch.nn.Module, device: torch.device) -> Network:
-    """Move the model to a device; return a function that takes CPU tensors and calls the model."""
-    moved = model.to(device)
-
-    def network(*inputs: torch.Tensor) -> Any:
-        return moved(*(x.to(device) for x in inputs))
-    return network
+def on_device(network: Network, device: torch.device) -> Network:
+    """Return a network that takes and returns CPU tensors, for one that computes on `device`."""
+    def moving(*inputs: torch.Tensor) -> Any:
+        output = network(*(x.to(device) for x in inputs))
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, output)
+    return moving
 
 
 def slowed(network: Network, factor: float) -> Network:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fleet_ros.alarm import Alarm
-from fleet_ros.device import torch_device
+from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
+from fleet_ros.own_gpu import own_environment, own_gpu
 from fleet_ros.parameters import declare
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
@@ -29,6 +30,7 @@ from .core.places import ROBOT, SERVER
 from .errors import DataFault, PolicyError
 from .messages import message_class
 from .observer import Observer, image
+from .own_gpu import OwnGpu
 from .parameters import PolicySettings
 from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
@@ -121,30 +123,48 @@ class PolicyNode(ManagedNode):
         if not isinstance(model, torch.nn.Module):
             raise PolicyError(f'model of the policy must return a torch.nn.Module, got '
                               f'{type(model).__name__}')
-        model.eval()
+        device = own_device(s.device)
+        # Before anything else sees the model: it has one copy of its weights on the robot, with
+        # which the robot computes both alone and its share.
+        model.eval().to(device)
         inputs = example(self.policy, self.contract)
-        device = torch_device(s.device)
         shared: Network | None = None
         where: Callable[[], str] = partial(str, SERVER)
         if s.inference == 'lopinfer':
             robot = self.get_namespace().strip('/') or 'robot'
             planner = TablePlanner(s.method, latency=s.link.latency, slowdown=s.slowdown)
+            options = ClientOptions(planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
+                                    access=s.security)
             self._shared = self.held.enter_context(offload(
-                model, example=inputs, robot=robot, options=ClientOptions(
-                    planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
-                    access=s.security)))
-            shared, where = by_lopinfer(self._shared)
+                model, example=tuple(x.to(device) for x in inputs), robot=robot, options=options))
+            network, where = by_lopinfer(self._shared)
+            shared = on_device(network, device)
         elif s.inference == 'rrto':
             import copy
             if not torch.cuda.is_available():
                 raise PolicyError('inference is rrto, so the node must run in `rrto run`, which '
                                   'gives it the device cuda; here there is none')
-            shared = on_device(copy.deepcopy(model), torch.device('cuda'))
-        alone = slowed(on_device(model, device) if device.type != 'cpu' else model, s.slowdown)
+            remote = torch.device('cuda')
+            shared = on_device(copy.deepcopy(model).to(remote), remote)
+        alone = slowed(self._on_own_gpu(model) or on_device(model, device), s.slowdown)
         self._measure(alone, inputs)
         self._computing = {ROBOT: self._place(ROBOT, alone, lambda: ROBOT)}
         if shared is not None:
             self._computing[SERVER] = self._place(SERVER, shared, where)
+
+    def _on_own_gpu(self, model: torch.nn.Module) -> Network | None:
+        """Return the model on the robot's GPU, where the device 'cuda' is a server's; or None."""
+        if self.settings.device == 'cpu' or not is_cuda_remote():
+            return None
+        warn = self.get_logger().warning
+        if not (device := own_gpu()):
+            if self.settings.device != 'auto':
+                warn('the robot computes on its CPU: it has no GPU, and in `rrto run` the device '
+                     "cuda is the server's")
+            return None
+        there = OwnGpu(model, device, own_environment(), warn)
+        self.held.callback(there.close)
+        return there
 
     def _measure(self, network: Network, inputs: tuple[torch.Tensor, ...]) -> None:
         """Measure the duration of an inference on the robot, and check the shape of its actions."""

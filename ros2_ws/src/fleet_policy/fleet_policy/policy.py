@@ -45,7 +45,8 @@ class Policy(ABC):
     def model(self) -> torch.nn.Module:
         """Return the network, in eval mode, on the CPU; its inputs are the output of `observe`.
 
-        Robot and server share the computation, so the network must not keep state between calls.
+        The node moves it to its setting `device`, and moves inputs and output for each call. Robot
+        and server share the computation, so the network must not keep state between calls.
         """
 
     @abstractmethod

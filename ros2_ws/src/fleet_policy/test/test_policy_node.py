@@ -5,6 +5,7 @@ When the node ends, it puts the robot into its safe state and says why.
 
 import os
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fleet_env.settings.base import changed
+from fleet_policy import node as node_module
 from fleet_policy import qos
 from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError
@@ -281,14 +283,38 @@ def noted(place):
     return seen
 
 
-def test_a_server_of_lopinfer_shares_and_the_robot_goes_on_after_its_end(bench, tmp_path):
-    made = bench(inference='lopinfer', method='server-only')
-    seen = noted(made.node._computing['server'])
-    made.until_acts()
+@pytest.fixture
+def other_device(monkeypatch):
+    """A robot with a device besides the CPU.
+
+    The type float64 stands for this device, because `Tensor.to` and `Module.to` take a type in
+    place of a device: a model that was moved there does not accept inputs that were not.
+    """
+    monkeypatch.setattr(node_module, 'own_device', {'cpu': torch.device('cpu'),
+                                                      'cuda': torch.float64}.get)
+
+
+class Wide(Small):
+    """A policy whose model works with any type of numbers."""
+
+    contract = {**CONTRACT, 'observations': {'state': CONTRACT['observations']['state']}}
+
+    def model(self):
+        torch.manual_seed(2)
+        return torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Tanh(),
+                                   torch.nn.Linear(16, 160), torch.nn.Unflatten(1, (40, 4))).eval()
+
+    def observe(self, batch):
+        return (batch['state'],)
+
+
+@contextmanager
+def lopinfer_server(made, folder):
+    """Run a server for the policy of `made`; yield a function that turns both once."""
     context = Context()
     rclpy.init(context=context, domain_id=int(os.environ['ROS_DOMAIN_ID']))
     node = Node('lopinfer_server', context=context)
-    server = Server(node, ServerOptions(tmp_path))
+    server = Server(node, ServerOptions(folder))
     other = SingleThreadedExecutor(context=context)
     other.add_node(node)
 
@@ -296,6 +322,19 @@ def test_a_server_of_lopinfer_shares_and_the_robot_goes_on_after_its_end(bench, 
         made.executor.spin_once(timeout_sec=0.01)
         other.spin_once(timeout_sec=0.01)
     try:
+        yield both
+    finally:
+        other.shutdown()
+        server.close()
+        node.destroy_node()
+        context.try_shutdown()
+
+
+def test_a_server_of_lopinfer_shares_and_the_robot_goes_on_after_its_end(bench, tmp_path):
+    made = bench(inference='lopinfer', method='server-only')
+    seen = noted(made.node._computing['server'])
+    made.until_acts()
+    with lopinfer_server(made, tmp_path) as both:
         eventually(lambda: made.node.machine.command.place == 'shared',
                    lambda: str(made.node.report), step=both)
         inputs, output = seen[-1]
@@ -303,12 +342,39 @@ def test_a_server_of_lopinfer_shares_and_the_robot_goes_on_after_its_end(bench, 
         # process.
         with torch.no_grad():
             torch.testing.assert_close(output, Small().model()(*inputs))
-    finally:
-        other.shutdown()
-        server.close()
-        node.destroy_node()
-        context.try_shutdown()
     made.until(lambda: made.node.machine.command.place == 'robot', lambda: str(made.node.report))
     executed = made.node.machine.counts['executed']
     made.until(lambda: made.node.machine.counts['executed'] > executed + 20,
                lambda: str(made.node.report))
+
+
+def test_robot_and_server_share_a_model_that_is_on_the_robots_own_device(
+        bench, tmp_path, other_device):
+    made = bench(content=Wide.contract, policy=f'{__name__}:Wide', inference='lopinfer',
+                 method='server-only', device='cuda')
+    shared, alone = (noted(made.node._computing[place]) for place in ('server', 'robot'))
+    model = made.node._shared.model
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    with lopinfer_server(made, tmp_path) as both:
+        eventually(lambda: made.node.machine.command.place == 'shared' and alone,
+                   lambda: str(made.node.report), step=both)
+        assert not made.node._shared.reason
+    for inputs, output in shared[-1], alone[-1]:
+        # The policy itself has only tensors of the CPU; both places have the same weights.
+        assert inputs[0].dtype == torch.float32
+        with torch.no_grad():
+            torch.testing.assert_close(output, model(inputs[0].double()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+def test_robot_and_server_share_a_model_that_is_on_the_robots_gpu(bench, tmp_path):
+    made = bench(inference='lopinfer', method='server-only', device='cuda')
+    seen = noted(made.node._computing['server'])
+    with lopinfer_server(made, tmp_path) as both:
+        eventually(lambda: made.node.machine.command.place == 'shared',
+                   lambda: str(made.node.report), step=both)
+    inputs, output = seen[-1]
+    assert inputs[0].device.type == output.device.type == 'cpu'
+    with torch.no_grad():
+        torch.testing.assert_close(output, Small().model()(*inputs), rtol=1e-2, atol=1e-2)

@@ -15,6 +15,7 @@ from fleet_policy import qos
 from fleet_policy.contract import make_contract
 from fleet_policy.mock_robot import MockRobot
 from fleet_policy.observer import image
+from fleet_ros.own_gpu import OWN_DEVICE
 from fleet_testing import Lines, environment, eventually, free_domain
 from policies import CONTRACT, Small
 from rclpy.context import Context
@@ -90,13 +91,17 @@ def test_a_wrong_contract_is_one_line_with_its_place(tmp_path, robot, process):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('on_loss', ['local', 'error'])
-def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, process, on_loss):
+@pytest.mark.parametrize('on_loss, own', [('local', ''), ('error', ''), ('local', 'cpu')])
+def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, process, on_loss,
+                                                                       own, monkeypatch):
+    monkeypatch.setenv(OWN_DEVICE, own)   # what stands for the robot's GPU, if it has one
     server = process.any('rrto_bridge.server.main', '--ros-args', '-p', 'name:=s')
     server.wait('serving as s')
-    lines = process('policy:=policies:Small', 'inference:=rrto', 'patience:=60.0', inside=(
-        'rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
-        on_loss, '--', sys.executable, '-m'))
+    # With device:=auto the robot must not compute on cuda, which is the server's device here.
+    inside = ('rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
+              on_loss, '--', sys.executable, '-m')
+    lines = process('policy:=policies:Small', 'inference:=rrto', 'patience:=60.0', 'device:=auto',
+                    inside=inside)
 
     # The mock robot repeats an action in an observation only if both have the same number of
     # values. No action has 3 values, so the 3 joints in the observations are always 0.
@@ -119,6 +124,10 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
     for one in group:
         os.kill(one, signal.SIGKILL)
     acts(200)
+    if own:
+        eventually(lambda: 'continuing on this machine, on its CPU' in ''.join(lines.lines()),
+                   lambda: str(lines.lines()), step=robot.step)
+        acts(40)
     for arm in (values for name, _, values in robot.received if name == 'arm'):
         # Each executed action equals an action that the policy computes in this process.
         assert np.abs(planned - arm).max(1).min() < 1e-5

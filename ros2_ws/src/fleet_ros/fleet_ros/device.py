@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,21 @@ def torch_device(name: str) -> Any:
     except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError
         raise SettingError(f'device {name!r} cannot be used here: '
                            f'{str(error).splitlines()[0]}') from None
+
+
+def own_device(name: str) -> Any:
+    """Return the device of this machine called ``name``, as `torch_device` does.
+
+    In `rrto run` this is the CPU: the device 'cuda' of such a process is a server's.
+
+    :raises SettingError: this machine has no such device.
+    """
+    return torch_device('cpu' if is_cuda_remote() else name)
+
+
+def is_cuda_remote() -> bool:
+    """Return whether the device 'cuda' of this process is a server's, as in `rrto run`."""
+    return 'rrto_bridge.program.launcher' in sys.modules
 
 
 def uploaded(tensor: Any, device: Any) -> Any:

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
 from .errors import ModelError
+from .model.precision import Precision
 from .model.snapshot import Snapshot
 from .model.state import every_hook
 from .model.traced import Traced, trace
@@ -52,7 +53,8 @@ class OffloadedModel:
     - The inputs differ from those of the trace, for example in shape, dtype, device or nesting.
     - The model cannot be traced.
     - The model has changed since the trace; `update` shares it again.
-    - A mode of PyTorch is active that can change results, such as autocast.
+    - A mode of PyTorch is active that can change results, such as autocast, or its precision on the
+      GPU, such as TF32, is not that of the trace.
     - `close` was called.
     """
 
@@ -276,6 +278,8 @@ class _Given:
                     'an example')
         if self.traced.writes and _overlap(leaves):
             return f'{name} writes to its inputs, and two of them share memory: give it copies'
+        if self.traced.tape.precision != Precision.of(self._devices[0]):
+            return "PyTorch's precision (such as TF32) has changed since the model was traced"
         if torch.get_default_dtype() is not self._default:
             return "PyTorch's default dtype has changed since the model was traced"
         return _modes()

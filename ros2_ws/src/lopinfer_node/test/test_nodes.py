@@ -29,6 +29,7 @@ from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
 from lopinfer_node.errors import ModelError
+from lopinfer_node.model.precision import Precision
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
@@ -423,6 +424,16 @@ def test_a_mode_of_pytorch_and_a_transform_see_the_models_operators():
         finally:
             torch.set_default_dtype(torch.float32)
         assert 'default dtype' in shared.reason
+
+
+def test_another_precision_than_that_of_the_trace_is_not_shared(monkeypatch):
+    with torch.no_grad(), offload(torch.nn.Linear(4, 4).eval(), example=ONES) as shared:
+        monkeypatch.setattr(Precision, 'of', lambda device: Precision(matmul=True))
+        torch.testing.assert_close(shared(ONES), shared.model(ONES))
+        assert 'TF32' in shared.reason
+        monkeypatch.undo()
+        shared(ONES)
+        assert 'TF32' not in shared.reason
 
 
 def test_two_models_of_one_process_are_both_shared(store):

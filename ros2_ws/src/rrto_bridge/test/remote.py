@@ -57,8 +57,8 @@ def another(mode, lives=1 << 60):
     return _next
 
 
-def start(mode, lives=1 << 60, journal=False):
-    """Install a new engine and return it.
+def start(mode, lives=1 << 60, journal=False, local=None):
+    """Install a new engine and return it; `local`: see `Connection`.
 
     No tensor of an earlier engine may exist when this function is called.
     """
@@ -71,11 +71,11 @@ def start(mode, lives=1 << 60, journal=False):
         gc.freeze()
     remote.released.clear()
     if _device is None:
-        _device = Device(lambda: _next)
+        _device = Device(lambda: _next, local)
         intercept.install(_device)   # once per process; each test then restarts this device
     else:
         vars(_device).clear()
-        _device.__init__(lambda: _next)
+        _device.__init__(lambda: _next, local)
     return _next
 
 

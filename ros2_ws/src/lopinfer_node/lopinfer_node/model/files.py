@@ -1,10 +1,11 @@
 """A traced model on disk and on the wire: graph.json and weights.safetensors, never a pickle.
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
-"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...]}. Inputs and calls are numbered
-together: first the inputs, then the calls. An argument {"v": number} stands for the input or the
-result of the call with this number, and {"w": name} for a weight. The reader does not trust the
-files: it accepts only operators of an allow-list, and computes every shape again.
+"arguments", "shape", "dtype", "place", "pick"}], "outputs": [...], "precision": {"matmul",
+"convolution", "float16", "bfloat16"}}. Inputs and calls are numbered together: first the inputs,
+then the calls. An argument {"v": number} stands for the input or the result of the call with this
+number, and {"w": name} for a weight. The reader does not trust the files: it accepts only operators
+of an allow-list, and computes every shape again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
 from .calls import RULES, WHOLE, Weight
+from .precision import Precision
 from .tape import Record, Ref, Tape
 from .text import KINDS, VERSION, as_json
 from .traced import Traced
@@ -76,7 +78,7 @@ def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],
           device: torch.device) -> Traced:
     if document['version'] != VERSION:
         raise ModelError(f'version {document["version"]}, this program reads version {VERSION}')
-    tape = Tape(weights=weights)
+    tape = Tape(weights=weights, precision=Precision.from_json(document['precision']))
     records = tape.records
     for entry in document['inputs']:
         records.append(Record(None, {}, _shape(entry), _dtype(entry['dtype']), entry['place']))

@@ -38,7 +38,8 @@ def exchange_statistics(traced: Traced, parts: int = 4) -> Traced:
 class _Rewriter:
     def __init__(self, traced: Traced, parts: int) -> None:
         self.traced, self.parts = traced, parts
-        self.out = Tape(weights=dict(traced.parameters))
+        self.out = Tape(weights=dict(traced.parameters),
+                        precision=traced.tape.precision)
         self.shadows: list[torch.Tensor] = []
         self.moved: dict[int, Ref] = {}
         self.place = ''

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .calls import Weight
+from .precision import Precision
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class Record:
 class Tape:
     """A list of records in topological order, with the outputs and the weights of the model.
 
-    Each of `outputs` refers to a record or holds a constant.
+    Each of `outputs` refers to a record or holds a constant. `precision`: that of the calls,
+    wherever they are computed.
     """
 
     records: list[Record] = field(default_factory=list)
     outputs: list[Ref | Weight] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    precision: Precision = Precision()

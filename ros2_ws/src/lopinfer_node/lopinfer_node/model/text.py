@@ -13,7 +13,7 @@ from ..errors import ModelError
 from .calls import Weight
 from .tape import Ref, Tape
 
-VERSION = 1   # version of the format of `graph.json`
+VERSION = 2   # version of the format of `graph.json`
 
 KINDS: dict[str, type] = {'dtype': torch.dtype, 'layout': torch.layout,
                           'memory_format': torch.memory_format}
@@ -31,7 +31,8 @@ def as_json(name: str, axes: Sequence[int | None], tape: Tape) -> str:
             calls.append({**common, 'op': str(made.overload), 'pick': made.pick, 'arguments': {
                 k: _encode(a) for k, a in made.arguments.items()}})
     return json.dumps({'version': VERSION, 'name': name, 'inputs': inputs, 'calls': calls,
-                       'outputs': [_encode(o) for o in tape.outputs]},
+                       'outputs': [_encode(o) for o in tape.outputs],
+                       'precision': tape.precision.as_json()},
                       separators=(',', ':'), sort_keys=True)
 
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
 from .calls import Weight, random
+from .precision import Precision
 from .state import refuse_hooks, untouched
 from .tape import Record, Ref, Tape
 
@@ -56,8 +57,16 @@ def record(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
     """Trace a call of `model` with the tensors `inputs`.
 
     `structure` describes how the arguments (args, kwargs) of the call contain these tensors.
-    Raise ModelError, with the reason and the place in the model, if the call cannot be traced.
+    The tape has the precision with which this process computes on the device of `inputs`. Raise
+    ModelError, with the reason and the place in the model, if the call cannot be traced.
     """
+    tape = _recorded(model, inputs, structure)
+    tape.precision = Precision.of(inputs[0].device)
+    return tape
+
+
+def _recorded(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
+              structure: pytree.TreeSpec) -> Tape:
     training = [name or 'the model' for name, m in model.named_modules() if m.training]
     if training:
         raise ModelError(f'{training[0]} is in training mode: call model.eval() first')

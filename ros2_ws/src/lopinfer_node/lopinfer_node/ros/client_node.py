@@ -17,6 +17,7 @@ from sensor_msgs.msg import Image
 from .. import qos
 from ..errors import LopinferError
 from ..model.pictures import traced_of_images
+from ..model.precision import Precision
 from ..parameters import ClientSettings
 from ..runtime.planner import TablePlanner
 from .client_shell import ClientOptions
@@ -39,6 +40,9 @@ class ClientNode(Node):
             torch.set_num_threads(s.threads)
         self.size = (s.height, s.width)
         self._device = torch_device(s.device)
+        # Servers prepare their models with this precision. With another one, such as TF32, this
+        # robot's model would be another model, which the robot would have to send.
+        Precision().use()
         # these can fail, so they come before the trace, which takes long
         link, recording = s.shaped_link(), s.open_recording()
         traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device,

@@ -39,10 +39,6 @@ class ServerNode(ManagedNode):
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = torch_device(settings.device)
-        if device.type == 'cuda':
-            # By default PyTorch rounds the inputs of convolutions on a GPU to 10 bits (TF32). The
-            # results would then differ from those that a robot's CPU computes.
-            torch.backends.cudnn.allow_tf32 = False
         self.server = Server(self, ServerOptions(
             settings.make_directory(), str(device), limits=settings, link=settings.shaped_link,
             recording=settings.open_recording(), access=settings.security))

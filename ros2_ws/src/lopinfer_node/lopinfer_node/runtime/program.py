@@ -19,7 +19,7 @@ from ..model.calls import Arithmetic
 from ..model.footprint import Interval
 from ..model.graph import Kind
 from ..model.traced import Traced, flat
-from ..planning.plan import DEVICE, Plan, check
+from ..planning.plan import DEVICE, SERVER, Plan, check
 
 Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
 
@@ -173,7 +173,8 @@ class Run:
         self._stretches: dict[int, list[Stretch]] = {}
         # a node and its delivered elements, which are still in the host's memory
         self._arrived: deque[tuple[int, Stretch]] = deque()
-        self._device = next(iter(program.traced.parameters.values()), torch.empty(0)).device
+        self._device = next(iter((*program.traced.parameters.values(), *(inputs or ()),
+                                  torch.empty(0)))).device
         if program.side == DEVICE:
             for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
                 extent = self.graph.nodes[index].extent
@@ -187,6 +188,8 @@ class Run:
         self._place()
         compiled = self.program._compiled[at]
         if compiled.run is not None:
+            if self.program.side == SERVER:   # on the robot it is in use already
+                self.program.traced.tape.precision.use()
             with torch.inference_mode():
                 tensors = [self._gather(*source) for source in compiled.sources]
                 result = compiled.run(*tensors)

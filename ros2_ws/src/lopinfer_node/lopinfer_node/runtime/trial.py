@@ -158,18 +158,23 @@ def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dic
     loaded = _memory(device)[0]
     print('loaded', flush=True)
     signal.setitimer(signal.ITIMER_REAL, longest)
-    began = time.monotonic()
-    measure(traced, 1, 0, (1.0,))
-    turns = int(MEASURING / (2 * len(SHARES) * max(time.monotonic() - began, 1e-6)))
-    turns = min(TURNS, max(turns, 1))
-    signal.setitimer(signal.ITIMER_REAL, 4 * len(SHARES) * turns * longest)
-    profile = measure(traced, max(turns - 2, 1), min(2, turns - 1))
+    traced.tape.precision.use()
+    profile = _measured(traced, longest)
     signal.setitimer(signal.ITIMER_REAL, 0)
     model, request = max(0, loaded - before), max(0, _memory(device)[1] - loaded)
     if model + request > memory:
         raise ModelError(_too_large(memory))
     return {'loaded': model, 'request': request, 'plan': _plan_bytes(traced),
             'profile': profile.as_json()}
+
+
+def _measured(traced: Traced, longest: float) -> Profile:
+    began = time.monotonic()
+    measure(traced, 1, 0, (1.0,))
+    turns = int(MEASURING / (2 * len(SHARES) * max(time.monotonic() - began, 1e-6)))
+    turns = min(TURNS, max(turns, 1))
+    signal.setitimer(signal.ITIMER_REAL, 4 * len(SHARES) * turns * longest)
+    return measure(traced, max(turns - 2, 1), min(2, turns - 1))
 
 
 def _plan_bytes(traced: Traced) -> int:

@@ -21,8 +21,9 @@ from fleet_link.errors import KeyFileError
 from fleet_ros.ending import launched
 from fleet_ros.exposure import team_key
 from fleet_ros.network_options import add_network_options, join_network
+from fleet_ros.own_gpu import HIDES_ALL, OWN_VISIBLE, VISIBLE
 
-from ..client.settings import HIDES_ALL, NONE_HERE, START_LIMIT, STARTING, VISIBLE, Settings
+from ..client.settings import NONE_HERE, START_LIMIT, STARTING, Settings
 from ..program import children
 
 STOP_LIMIT = 30.0    # seconds after which a server that was told to stop is killed
@@ -111,6 +112,8 @@ def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict
         print(f'rrto: {VISIBLE}={os.environ[VISIBLE]} does not hide the device of a server: start '
               'the program without `rrto run` to compute on the CPU', file=sys.stderr)
     environment = {**os.environ, **settings.to_environment(), VISIBLE: NONE_HERE}
+    if os.environ.get(VISIBLE, NONE_HERE) != NONE_HERE:
+        environment[OWN_VISIBLE] = os.environ[VISIBLE]
     return children.adapted(command, environment, environment)
 
 

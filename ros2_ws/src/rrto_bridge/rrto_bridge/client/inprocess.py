@@ -22,10 +22,16 @@ class InProcess(Port):
     A wait that would never end with a real server raises LinkError here.
     """
 
+    name = ''   # name of the device, if it is not the CPU
+
     def __init__(self, machine: ClientMachine, limit: int = 1 << 40) -> None:
         super().__init__(machine)
         self.performer = Performer(Context(torch.device('cpu'), limit), Weights())
         self._inbox: deque[bytes] = deque()
+
+    def context(self) -> Context:
+        """Return the context with all tensors."""
+        return self.performer.context
 
     def transmit(self) -> None:
         """Execute the pending messages and keep the replies."""

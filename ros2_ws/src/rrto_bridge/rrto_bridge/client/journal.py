@@ -7,12 +7,15 @@ dropped when nothing points to it any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from ..execution.context import Context
-from ..protocol.errors import described
+from ..protocol.errors import LinkError, OutOfMemory
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
+from ..protocol.requests import FREE, SEED
+from .machine import ClientMachine, Ticket
+from .port import Port
 
 # Maximum length of a chain of calls on which a tensor's values depend. When a chain has this
 # length, the client fetches the values of the tensors whose chains are longer than half of it,
@@ -44,6 +47,9 @@ class Journal:
         # Maps a handle to the handles that may share memory with it.
         self._memory: dict[int, set[int]] = {}
         self._order = 0
+        # What `deep` compares: an upper bound of `depth`, and the next number of a call at which it
+        # looks at all tensors.
+        self._deepest = self._next = 0
 
     def made(self, call: Call, data: Any = None) -> None:
         """Record a call; `data`: the bytes of an upload."""
@@ -56,6 +62,7 @@ class Journal:
         self._order += 1
         node = _Node(self._order, call, bytes(data) if data is not None else b'',
                      tuple(dict.fromkeys(self._nodes[h] for h in needed if h in self._nodes)))
+        self._deepest = max(self._deepest, node.depth)
         for handle in (*touched, *fresh):
             self._nodes[handle] = node
         shared: set[int] = set()
@@ -80,9 +87,15 @@ class Journal:
     def deep(self) -> list[int]:
         """Return the handles of tensors with long chains of calls; the caller fetches their values.
 
-        See `fetched`.
+        See `fetched`. This method is called before each operator, so it seldom looks at all
+        tensors: only if a chain can be as long as `DEPTH`, and then not again before half as many
+        calls, since tensors that share memory may keep such a chain.
         """
-        if self.depth < DEPTH:
+        if self._deepest < DEPTH or self._order < self._next:
+            return []
+        self._next = self._order + DEPTH // 2
+        self._deepest = self.depth
+        if self._deepest < DEPTH:
             return []
         return [h for h, n in self._nodes.items()
                 if n.depth > DEPTH // 2 and len(self._memory[h]) == 1]
@@ -93,10 +106,20 @@ class Journal:
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
                                     bytes(data), ())
 
-    def rebuild(self, context: Context) -> None:
-        """Compute all tensors of the program again, in `context`."""
+    def rebuild(self, port: Port) -> str:
+        """Compute all tensors of the program again, on the server of `port`, which has none yet.
+
+        Return why there was not enough memory, or ''. Raises LinkError if the server is lost.
+        """
+        short = ''
+        for item in self._items(port.machine):
+            short = _wait(port, port.machine.rebuild(item)) or short
+        return short
+
+    def _items(self, machine: ClientMachine) -> Iterator[tuple[Any, ...]]:
+        """Yield the items of messages that make all tensors, and that free those in between."""
         if self.seed is not None:
-            context.seed(self.seed)
+            yield SEED, self.seed - (1 << 64) if self.seed >> 63 else self.seed
         found: dict[int, _Node] = {}
         open_nodes = list(self._nodes.values())
         while open_nodes:
@@ -104,19 +127,29 @@ class Journal:
             if node.order not in found:
                 found[node.order] = node
                 open_nodes.extend(node.inputs)
+        freed: list[int] = []
         for _, node in sorted(found.items()):
-            call = node.call
+            call, fresh = node.call, node.call.fresh()
             if call.op == HTOD:
-                assert call.results[0] is not None and call.metas[0] is not None
-                context.upload(call.results[0], call.metas[0], node.data)
+                yield HTOD, call.results[0], call.metas[0], node.data
             else:
-                first = min(call.fresh(), default=None)
-                try:
-                    context.execute(call.op, call.arguments, call.keywords, first or 0)
-                except Exception as error:   # the call has also failed on the server
-                    context.failed(first, *described(error))
-        for handle in [h for h in context.tensors if h not in self._nodes]:
-            context.free(handle)
+                first = min(fresh, default=0) or machine.allocate(1)
+                yield call.op, call.arguments, call.keywords, first
+            freed += [handle for handle in fresh if handle not in self._nodes]
+        yield FREE, tuple(freed)
+
+
+def _wait(port: Port, ticket: Ticket) -> str:
+    """Wait for a call that is made again; return why there was not enough memory, or ''."""
+    try:
+        port.wait(ticket)
+    except LinkError:
+        raise
+    except OutOfMemory as error:
+        return str(error)
+    except Exception:   # the call has also failed on the server
+        pass
+    return ''
 
 
 def _may_view(op: str) -> bool:

@@ -154,6 +154,10 @@ class ClientMachine:
             self._known.clear()
         self._known[key] = known
 
+    def rebuild(self, item: tuple[Any, ...]) -> Ticket:
+        """Request the execution of an item of the journal."""
+        return self._wait(item)
+
     def repeat(self, call: Call) -> None:
         """Issue an operator that creates one tensor; `call.results` holds the handle for it."""
         self._add((call.op, call.arguments, call.keywords, call.results[0]), False)

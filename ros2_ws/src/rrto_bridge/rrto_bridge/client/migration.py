@@ -1,7 +1,11 @@
-"""Move a program's tensors to a server that is available again; each tensor keeps its handle."""
+"""Move a program's tensors to a server that is available again; each tensor keeps its handle.
+
+The tensors of another process come here first: `carried` there, `restored` here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +13,8 @@ import torch
 from ..execution.context import Context
 from ..protocol.errors import RrtoError
 from ..protocol.record import Call, Meta, Ref
-from ..protocol.tensors import meta_of, pack
+from ..protocol.tensors import meta_of, pack, to_host, unpack
+from ..protocol.wire import decode, encode
 from .percall import PerCall
 
 STRIDED = 'aten.as_strided.default'
@@ -22,24 +27,83 @@ def migrate(context: Context, to: PerCall) -> None:
     server. A weight is sent only if the server has not kept it. Raises RrtoError, for example if
     the server is lost or if tensors of different types share memory.
     """
+    with torch.inference_mode():
+        for sharing in _storages(context):
+            _move_storage(sharing, to)
+    if _has_drawn(context):
+        to.seed(_drawn(context))
+    to.synchronize()
+
+
+def carried(context: Context) -> Iterator[bytes]:
+    """Yield a message for each memory of `context`, and one about its random generator.
+
+    The messages are for `restored`. If tensors of different types share memory, one of them says
+    so.
+    """
+    for sharing in _storages(context):
+        try:
+            with torch.inference_mode():
+                meta, data = _whole(sharing)
+        except RrtoError as error:
+            yield encode(str(error))
+            continue
+        yield encode((meta, data, tuple([(handle, meta_of(t)) for handle, t in sharing])))
+    if _has_drawn(context):
+        yield encode(_drawn(context))
+
+
+def restored(messages: Iterable[bytes]) -> Context:
+    """Return a context on the CPU with the tensors of `carried`; take all of its messages.
+
+    Raises RrtoError if tensors of different types share memory.
+    """
+    context, wrong = Context(torch.device('cpu'), 1 << 40), ''
+    for message in messages:
+        value = decode(message)
+        if isinstance(value, str):
+            wrong = value
+        elif isinstance(value, int):
+            context.seed(value)
+        else:
+            meta, data, tensors = value
+            whole = unpack(meta, data)
+            for handle, of in tensors:
+                context.add(handle, whole.as_strided(of.shape, of.stride, of.offset))
+    if wrong:
+        raise RrtoError(wrong)
+    return context
+
+
+def _storages(context: Context) -> list[list[tuple[int, torch.Tensor]]]:
+    """Return the tensors that share memory, with their handles, for each memory."""
     storages: dict[Any, list[tuple[int, torch.Tensor]]] = {}
     for handle, tensor in context.tensors.items():
         place = tensor.untyped_storage().data_ptr() or -handle
         storages.setdefault(place, []).append((handle, tensor))
-    with torch.inference_mode():
-        for sharing in storages.values():
-            _move_storage(sharing, to)
-    if not torch.equal(context.generator.get_state(), torch.Generator().get_state()):
-        to.seed(int(torch.randint(1 << 62, (), generator=context.generator)))
-    to.synchronize()
+    return list(storages.values())
 
 
-def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
+def _whole(sharing: list[tuple[int, torch.Tensor]]) -> tuple[Meta, Any]:
+    """Return meta and bytes of a memory as one dimension of the type of its tensors."""
     first = sharing[0][1]
     if any(t.dtype != first.dtype or t.is_conj() or t.is_neg() for _, t in sharing):
         raise RrtoError('tensors of different types share memory')
     whole = first.untyped_storage().nbytes() // first.itemsize
-    meta, data = pack(first.as_strided((whole,), (1,), 0))
+    return pack(to_host(first.as_strided((whole,), (1,), 0)))
+
+
+def _has_drawn(context: Context) -> bool:
+    fresh = torch.Generator(context.device)
+    return not torch.equal(context.generator.get_state(), fresh.get_state())
+
+
+def _drawn(context: Context) -> int:
+    return int(torch.randint(1 << 62, (), generator=context.generator, device=context.device))
+
+
+def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
+    meta, data = _whole(sharing)
     # Call the methods of the base class PerCall: if `to` is a Replaying, its own methods would
     # record these calls.
     base = PerCall.upload(to, meta, data, True)

@@ -1,6 +1,7 @@
 """`Port`: the connection of a ClientMachine to its server.
 
-`Port` has two implementations: `shell.Link` over DDS, and `inprocess.InProcess` without a network.
+`Port` has three implementations: `shell.Link` over DDS, and `inprocess.InProcess` and
+`ownprocess.OwnGpu` without a network.
 """
 
 from __future__ import annotations

@@ -8,16 +8,12 @@ from typing import Literal
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import AccessConfig
 from fleet_ros.link import LinkSettings
+from fleet_ros.own_gpu import SETTINGS
 
-VISIBLE = 'CUDA_VISIBLE_DEVICES'
-HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
 # Environment variable with the process id of the server that was started for the program.
 STARTING = 'RRTO_STARTING'
 START_LIMIT = 300.0  # maximum time in seconds that the program waits for this server
 NONE_HERE = 'rrto'       # value of `VISIBLE` that matches no GPU of this machine
-
-# Environment variable with the settings; our sitecustomize.py reads it in the program.
-_VARIABLE = 'RRTO_SETTINGS'
 
 
 class Settings(LinkSettings):
@@ -29,13 +25,16 @@ class Settings(LinkSettings):
                               'machine if none is found', empty=True)
     on_loss: Literal['error', 'local'] = setting(
         'error', 'if the server is lost: end with an error, or continue on this machine')
+    local_device: Literal['auto', 'cpu'] = setting(
+        'auto', 'what computes after a loss, with on_loss local; auto: the GPU of this machine, if '
+                'it has one')
     namespace: str = setting('', "namespace of the program's node", empty=True)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
         """Return the settings that `to_environment` has written."""
-        return cls.model_validate_json(environment.get(_VARIABLE, '{}'))
+        return cls.model_validate_json(environment.get(SETTINGS, '{}'))
 
     def to_environment(self) -> dict[str, str]:
         """Return the environment variable with the settings, as a dict from name to value."""
-        return {_VARIABLE: self.model_dump_json()}
+        return {SETTINGS: self.model_dump_json()}

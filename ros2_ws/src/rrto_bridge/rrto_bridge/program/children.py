@@ -23,8 +23,9 @@ HIDDEN = 'RRTO_HIDDEN'       # stores the PYTHON* variables that Python must not
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(rrto_bridge.__file__)), 'bootstrap')
 
 # Environment variables, besides PYTHONPATH, that a process needs to find the server.
-_NEEDED = re.compile('RRTO_SETTINGS|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|AMENT_PREFIX_PATH'
-                     '|SKIP_DEFAULT_XML_FILE|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
+_NEEDED = re.compile('RRTO_SETTINGS|RRTO_OWN_.*|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH'
+                     '|AMENT_PREFIX_PATH|SKIP_DEFAULT_XML_FILE'
+                     '|(ROS|RMW|CYCLONEDDS|FASTDDS|FASTRTPS)_.*')
 # Commands that start another command, as in `timeout 5 python ...`.
 _BEFORE = frozenset(('timeout', 'nice', 'nohup', 'setsid', 'stdbuf', 'taskset', 'chrt', 'ionice',
                      'numactl', 'xargs'))

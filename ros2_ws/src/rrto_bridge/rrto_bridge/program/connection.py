@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ..client.inprocess import InProcess
-from ..client.machine import ClientMachine
 from ..client.migration import migrate
+from ..client.ownprocess import Here, OwnGpu
 from ..client.percall import NoReplay, PerCall
+from ..execution.context import Context
 from ..protocol.errors import LinkError, RrtoError
 from .turns import Turns
 
@@ -31,11 +32,12 @@ class Connection:
 
     `connect` connects to a server and returns an engine. `Connection` calls `connect` at the first
     use of the device, and again when a server becomes visible after a loss. If this later call
-    raises RrtoError, the program continues on this machine.
+    raises RrtoError, the program continues on this machine. `local`: the places of this machine.
     """
 
-    def __init__(self, connect: Callable[[], PerCall]) -> None:
+    def __init__(self, connect: Callable[[], PerCall], local: Here | None = None) -> None:
         self._connect = connect
+        self._local = local or Here()
         self._lost: PerCall | None = None       # the engine of the lost server
         self._next: PerCall | None = None       # the engine of a server that answers after the loss
         self.follower: Any = NoReplay()
@@ -61,7 +63,7 @@ class Connection:
         if self.forked:
             raise RuntimeError('Cannot re-initialize CUDA in forked subprocess. To use CUDA with '
                                "multiprocessing, you must use the 'spawn' start method")
-        self._use(self._connect())
+        self._use_server(self._connect())
         if self._seed is not None:
             # `ask` handles the case that the server has already been lost
             self.ask('seed', self._seed)
@@ -96,16 +98,34 @@ class Connection:
     # -- loss and return of the server -----------------------------------------------------------
 
     def _go_local(self, error: LinkError) -> None:
+        """Continue on this machine, after the loss of the server or of the process on the GPU."""
         lost = self.engine
         assert lost.journal is not None
         lost.lost()
-        port = InProcess(ClientMachine('async').follow(lost.machine))
-        with torch.inference_mode():
-            lost.journal.rebuild(port.performer.context)
-        self._use(PerCall(port))
-        print(f'rrto: {error}; continuing on this machine', file=sys.stderr)
-        self._lost = lost
-        lost.port.watch(self._found)
+        for port in self._local.places(lost.machine):
+            try:
+                short = lost.journal.rebuild(port)
+            except LinkError as why:
+                short = str(why)
+            if short and isinstance(port, OwnGpu):
+                print(f'rrto: {port.name}: {short}', file=sys.stderr)
+                port.close()
+                continue
+            break
+        # The process on the GPU may be lost, too; the CPU of this process is not.
+        self._use(PerCall(port, lost.journal if isinstance(port, OwnGpu) else None))
+        print(f'rrto: {error}; continuing on this machine' + f', on its {port.name}' * bool(
+            port.name), file=sys.stderr)
+        if isinstance(lost.port, OwnGpu):
+            lost.port.close()
+        else:
+            self._lost = lost
+            lost.port.watch(self._found)
+
+    def _use_server(self, engine: PerCall) -> None:
+        self._use(engine)
+        if engine.journal is not None:
+            self._local.prepare()
 
     def _use(self, engine: PerCall) -> None:
         self.engine = engine
@@ -143,23 +163,35 @@ class Connection:
         found = self._next
         if found is None:
             return
-        here, lost = self.engine, self._lost
-        assert isinstance(here.port, InProcess) and lost is not None
-        here.synchronize()
+        lost = self._lost
+        assert lost is not None
         self._next = None
-        found.machine.follow(here.machine)
         try:
-            migrate(here.port.performer.context, found)
+            context = self._tensors()
+            found.machine.follow(self.engine.machine)
+            migrate(context, found)
         except RrtoError as error:
             found.port.close()
             print(f'rrto: {error}; staying on this machine', file=sys.stderr)
             if isinstance(error, LinkError):
                 lost.port.watch(self._found)
             return
-        self._use(found)
+        self.engine.port.close()
+        self._use_server(found)
         lost.port.close()
         self._lost = None
         print('rrto: the server is back; continuing there', file=sys.stderr)
+
+    def _tensors(self) -> Context:
+        """Return the tensors of the program, which continues on this machine."""
+        self.ask('synchronize')
+        port = self.engine.port
+        assert isinstance(port, (InProcess, OwnGpu))
+        try:
+            return port.context()
+        except LinkError as error:
+            self._go_local(error)
+            return self._tensors()
 
     # -- requests that concern the whole device --------------------------------------------------
 

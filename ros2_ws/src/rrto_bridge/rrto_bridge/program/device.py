@@ -14,6 +14,7 @@ from torch import get_default_dtype
 
 import rrto_bridge
 
+from ..client.ownprocess import Here
 from ..client.percall import PerCall, Result
 from ..protocol.allow import resolve
 from ..protocol.errors import OutOfMemory, Refused, Unsendable
@@ -36,11 +37,11 @@ aten = torch.ops.aten
 class Device:
     """The remote device of one process: runs operators, and moves values from and to the server.
 
-    `connect` connects to the server, see `Connection`.
+    `connect` connects to the server; for `local`, see `Connection`, too.
     """
 
-    def __init__(self, connect: Callable[[], PerCall]) -> None:
-        self.connection = Connection(connect)
+    def __init__(self, connect: Callable[[], PerCall], local: Here | None = None) -> None:
+        self.connection = Connection(connect, local)
         self.lifetimes = Lifetimes(self.connection)
         self._announced: set[str] = set()       # operators that `_run_on_cpu` reported to the user
         self._thread = threading.local()

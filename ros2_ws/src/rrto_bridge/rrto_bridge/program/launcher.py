@@ -8,7 +8,9 @@ import sys
 import threading
 from typing import Any
 
-from ..client.settings import HIDES_ALL, VISIBLE, Settings
+from fleet_ros.own_gpu import HIDES_ALL, VISIBLE, own_gpu
+
+from ..client.settings import Settings
 
 
 def install() -> None:
@@ -19,10 +21,12 @@ def install() -> None:
     """
     if os.environ.get(VISIBLE) in HIDES_ALL:
         return
+    from ..client.ownprocess import Here
     from . import intercept
     from .device import Device
     settings = Settings.from_environment(os.environ)
-    intercept.install(Device(lambda: connect(settings)))
+    local = Here(own_gpu() if settings.local_device == 'auto' else '')
+    intercept.install(Device(lambda: connect(settings), local))
     # Without this line, Python's garbage collector scans all objects of PyTorch 3 times at exit.
     gc.freeze()
 

@@ -1,0 +1,66 @@
+"""A model in another process gives what it gives here; without the process, it runs here."""
+
+import os
+import signal
+
+import pytest
+import torch
+from fleet_policy.own_gpu import OwnGpu
+from policies import Net
+
+INPUTS = torch.zeros(1, 3, 24, 32, dtype=torch.uint8), torch.ones(1, 3)
+
+
+class Picky(Net):
+    """A model that does not accept every input."""
+
+    def forward(self, image, state):
+        if state.sum() < 0:
+            raise ValueError('negative')
+        return super().forward(image, state), {'state': state}
+
+
+@pytest.fixture
+def start():
+    made, said = [], []
+
+    def make(model, device='cpu'):
+        made.append(OwnGpu(model.eval(), device, dict(os.environ), said.append))
+        return made[0], said
+    yield make
+    for one in made:
+        one.close()
+
+
+def close(network, model):
+    with torch.no_grad():
+        torch.testing.assert_close(network(*INPUTS), model(*INPUTS))
+
+
+def test_the_process_computes_until_it_ends_and_then_this_one(start):
+    model = Picky().eval()
+    network, said = start(model)
+    assert network.computes and not said
+    close(network, model)
+    with pytest.raises(RuntimeError, match='ValueError: negative'):
+        network(INPUTS[0], -INPUTS[1])
+    close(network, model)
+    os.kill(network._process.pid, signal.SIGKILL)
+    close(network, model)
+    assert not network.computes and len(said) == 1
+    assert 'the process for its GPU has failed' in said[0]
+
+
+def test_a_device_that_does_not_exist_leaves_the_model_here(start):
+    model = Picky().eval()
+    network, said = start(model, 'nothing')
+    assert not network.computes and 'device type at start of device string: nothing' in said[0]
+    close(network, model)
+
+
+def test_a_model_that_cannot_be_sent_stays_here(start):
+    model = Picky()
+    model.hidden = lambda: None
+    network, said = start(model)
+    assert not network.computes and 'failed' in said[0]
+    close(network, model)

@@ -1,0 +1,43 @@
+"""The GPU of this machine, for programs whose device 'cuda' is a server's (`rrto run`).
+
+Such a program computes on its own GPU in another process, with the environment `own_environment`.
+"""
+
+from __future__ import annotations
+
+import os
+from glob import glob
+
+VISIBLE = 'CUDA_VISIBLE_DEVICES'
+HIDES_ALL = ('', '-1')   # values of `VISIBLE` by which a program hides all devices
+SETTINGS = 'RRTO_SETTINGS'   # environment variable by which a process gets the server's device
+# Environment variable with the value of `VISIBLE` outside `rrto run`; missing if it was not set.
+OWN_VISIBLE = 'RRTO_OWN_VISIBLE'
+# Environment variable for tests: a device that takes the place of this machine's GPU.
+OWN_DEVICE = 'RRTO_OWN_DEVICE'
+# Files of the drivers of GPUs: NVIDIA's, those of a Jetson, AMD's, and that of WSL.
+_DRIVERS = ('/dev/nvidia[0-9]*', '/dev/nvhost-gpu', '/dev/nvgpu*', '/dev/kfd', '/dev/dxg')
+
+
+def own_gpu() -> str:
+    """Return the device with which a process may use this machine's GPU; '' if there is none.
+
+    Only a process that tries the GPU knows whether PyTorch can use it.
+    """
+    import torch  # imported here, because only nodes that compute have PyTorch installed
+
+    if device := os.environ.get(OWN_DEVICE):
+        return device
+    there = (torch.version.cuda or torch.version.hip) is not None \
+        and os.environ.get(OWN_VISIBLE) not in HIDES_ALL and any(map(glob, _DRIVERS))
+    return 'cuda' * there
+
+
+def own_environment() -> dict[str, str]:
+    """Return an environment in which 'cuda' is this machine's GPU again."""
+    # If the variable were missing, the process would get the settings of `rrto run` again.
+    environment = {**os.environ, SETTINGS: ''}
+    environment.pop(VISIBLE, None)
+    if OWN_VISIBLE in environment:
+        environment[VISIBLE] = environment[OWN_VISIBLE]
+    return environment
