@@ -22,7 +22,7 @@ import torch
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.allow import allowed, operators_digest, resolve
+from rrto_bridge.protocol.allow import allowed, resolve
 from rrto_bridge.protocol.convert import ack_of, frame_of, to_ros
 from rrto_bridge.protocol.errors import Refused, RrtoError
 from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
@@ -185,8 +185,7 @@ class Session:
 
     def open(self, client):
         """Request a session."""
-        asked = OpenRequest(PROTOCOL, self.program, self.incarnation, torch.__version__,
-                            operators_digest())
+        asked = OpenRequest(PROTOCOL, self.program, self.incarnation)
         answered = threading.Event()
         end = time.monotonic() + PATIENCE
         # Ask again: an answer is lost if the server has not discovered the client yet.

@@ -20,7 +20,7 @@ from ..client.inprocess import InProcess
 from ..client.machine import ClientMachine
 from ..client.migration import migrate
 from ..client.percall import NoReplay, PerCall
-from ..protocol.errors import LinkError, RrtoError
+from ..protocol.errors import LinkError, RrtoError, UnknownOperator
 from .turns import Turns
 
 
@@ -92,6 +92,12 @@ class Connection:
                 raise
             self._go_local(error)
             return getattr(self.engine, what)(*arguments)
+
+    def check(self, op: str) -> None:
+        """Raise UnknownOperator if the server has refused this operator before."""
+        reason = self.engine.unknown.get(op)
+        if reason is not None:
+            raise UnknownOperator(reason)
 
     # -- loss and return of the server -----------------------------------------------------------
 
