@@ -2,9 +2,8 @@
 
 A device guard is PyTorch's interface for switching devices; it also counts the devices. A PyTorch
 without CUDA has no guard for CUDA, and a PyTorch with CUDA has one that needs a GPU. PyTorch's C++
-headers offer a guard that does nothing, and a macro by which a library registers a guard; its
-Python offers neither. Therefore this file compiles the two lines of `SOURCE`, once for each
-PyTorch; that takes a second.
+headers let a library register a guard (`C10_REGISTER_GUARD_IMPL`, made for devices of others);
+Python has nothing for this. So this file compiles `SOURCE` once for each PyTorch, in a second.
 """
 
 from __future__ import annotations
@@ -20,8 +19,24 @@ import torch
 
 from ..protocol.errors import ConfigError
 
-SOURCE = b"""#include <c10/core/impl/DeviceGuardImplInterface.h>
-C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
+SOURCE = b"""
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+using namespace c10;
+
+struct Guard final : impl::DeviceGuardImplInterface {
+  const Device only{DeviceType::CUDA, 0};
+  DeviceType type() const override { return DeviceType::CUDA; }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  Device getDevice() const override { return only; }
+  Device exchangeDevice(Device) const override { return only; }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, only); }
+  Stream exchangeStream(Stream) const noexcept override { return Stream(Stream::DEFAULT, only); }
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 """
 
 
