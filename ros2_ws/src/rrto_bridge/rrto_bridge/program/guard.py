@@ -33,6 +33,7 @@ struct Guard final : impl::DeviceGuardImplInterface {
   void setDevice(Device) const override {}
   void uncheckedSetDevice(Device) const noexcept override {}
   Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, only); }
+  Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, only); }
   Stream exchangeStream(Stream) const noexcept override { return Stream(Stream::DEFAULT, only); }
 };
 
