@@ -84,12 +84,17 @@ for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clo
     setattr(Storage, _name, _not_here)
 
 
+# The latest storages. Libraries compare storages by `id`, so each must stay for a while.
+_storages: deque[Storage] = deque(maxlen=1024)
+
+
 def storage_of(tensor: Any) -> Storage:
     """Return the storage of a remote tensor; this costs a round trip."""
     make_storage: Any = torch.UntypedStorage.__new__
     made: Any = make_storage(Storage, 0, device='meta')
     memory = Hook.memory(tensor)
     made._key, made._size = memory.key, memory.size
+    _storages.append(made)
     storage: Storage = made
     return storage
 
