@@ -151,6 +151,8 @@ class Fuzzer:
             ('htod', handle, meta, bytes(12)), ('dtoh', handle), ('free', (handle,) * 3),
             ('find', handle, meta, 'f' * 64), ('keep', handle, meta, bytes(12), '0' * 64),
             ('query', 'free'), ('seed', chance.choice(INTEGERS)), ('forget', 5),
+            ('form', 'aten.digamma.default', ('Tensor', '=') * chance.choice((0, 1, 9))),
+            ('form', 'rrto.seed.default', ()),
             ('aten.as_strided.default', (Ref(1), (64, 64), (2**40, 1), chance.choice(INTEGERS)), (),
              5), ('aten.zeros.default', ((2**33,),), (), 6),
             ('aten.div.Tensor_mode', (Ref(handle), Ref(1)), (('rounding_mode', 'trunc'),), 7)))

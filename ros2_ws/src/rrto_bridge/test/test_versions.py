@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from rrto_bridge.execution import context
 from rrto_bridge.protocol.allow import agree, resolve
-from rrto_bridge.protocol.errors import Refused
+from rrto_bridge.protocol.errors import Refused, UnknownOperator
 from rrto_bridge.protocol.operators import form
+from rrto_bridge.protocol.record import Call
 
 SOFTMAX = 'aten._softmax.default'
 NEWER = 'bool precise=False'
@@ -23,7 +24,7 @@ def lacks(monkeypatch):
     def without(name):
         def lacking(op, theirs):
             if op == name:
-                raise Refused(f'{op} does not exist in PyTorch 0.1')
+                raise UnknownOperator(f'{op} has another form in PyTorch 0.1')
             return agree(op, theirs)
         monkeypatch.setattr(context, 'agree', lacking)
     return without
@@ -51,7 +52,7 @@ def test_arguments_with_defaults_may_come_at_the_end():
     form_of(SOFTMAX)[:-1], (*form_of(SOFTMAX)[:2], 'int axis', *form_of(SOFTMAX)[3:]),
     (*form_of(SOFTMAX)[:2], 'int dim=0', *form_of(SOFTMAX)[3:])])
 def test_any_other_difference_is_refused(theirs):
-    with pytest.raises(Refused, match='_softmax.default has another form in PyTorch'):
+    with pytest.raises(UnknownOperator, match='_softmax.default has another form in PyTorch'):
         agree(SOFTMAX, theirs)
 
 
@@ -64,7 +65,16 @@ def test_an_operator_that_the_server_lacks_runs_here_and_is_named_once(engine, l
         assert torch.equal(result.cpu(), F.softmax(x @ y, -1) @ y)
     said, = capsys.readouterr().err.splitlines()[:1]
     assert f'{SOFTMAX} runs on this machine, not on the server' in said
-    assert 'does not exist in PyTorch 0.1); first used at' in said and __file__ in said
+    assert 'has another form in PyTorch 0.1); first used at' in said and __file__ in said
+
+
+def test_an_operator_that_does_not_exist_on_the_server_is_unknown_to_it():
+    engine = remote.start('async')
+    missing = Call('aten.add.newer')
+    engine.machine.introduce(missing.op, ('Tensor', 'Tensor self'))
+    ticket = engine.machine.issue(missing, (), False)[1]
+    with pytest.raises(UnknownOperator, match='add.newer does not exist in PyTorch'):
+        engine.settle(ticket)
 
 
 def test_a_server_is_asked_once_for_each_operator(lacks):

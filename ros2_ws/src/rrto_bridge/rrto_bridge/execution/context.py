@@ -226,14 +226,16 @@ class Context:
     def introduce(self, op: str, form: tuple[str, ...]) -> None:
         """Compare an operator with the `form` that it has in the program's PyTorch.
 
-        If this PyTorch does not have the operator in that form, later calls raise UnknownOperator.
-        If this PyTorch's lacks some of the arguments, calls that pass one of them raise Refused.
+        If this PyTorch has the operator in another form, later calls raise UnknownOperator; if only
+        some last arguments are missing here, calls that pass one of them raise Refused. Raises
+        Refused as `resolve` does.
         """
+        function = resolve(op)
         self._calls.pop(op, None)
         try:
             if not agree(op, form):
-                self._calls[op] = _without_more(resolve(op), self.prepare(op))
-        except Refused as error:
+                self._calls[op] = _without_more(function, self.prepare(op))
+        except UnknownOperator as error:
             self._calls[op] = _refusing(str(error))
 
     def prepare(self, op: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .errors import Refused
+from .errors import Refused, UnknownOperator
 from .operators import WHOLE, form
 
 _SCALARS = r'(Tensor|int|bool|float|number|str|Device|Generator)'
@@ -131,7 +131,7 @@ def resolve(name: str) -> Any:
     known = packet is not None and parts[2] in packet.overloads()
     op = getattr(packet, parts[2]) if known else None
     if op is None:
-        raise Refused(f'{name} does not exist in PyTorch {torch.__version__}')
+        raise UnknownOperator(f'{name} does not exist in PyTorch {torch.__version__}')
     for argument in op._schema.arguments:
         if not _TYPE.fullmatch(str(argument.type)):
             raise Refused(f'{name} takes {argument.type}, which is neither tensor nor plain scalar')
@@ -152,12 +152,12 @@ def agree(name: str, theirs: tuple[str, ...]) -> bool:
 
     `theirs`: `operators.form` of the operator in the program's PyTorch. A newer PyTorch may have
     more arguments than an older one, at the end and with defaults. If the program's has more, the
-    result is False: a call that passes one of them must be refused. Raises Refused if this PyTorch
-    does not have the operator, or if the two differ in anything else.
+    result is False: a call that passes one of them must be refused. Raises UnknownOperator if the
+    two differ in anything else, and Refused as `resolve` does.
     """
     ours = form(resolve(name))
     common = min(len(ours), len(theirs))
     if ours[:common] != theirs[:common] or not all(
             '=' in argument for argument in (*ours[common:], *theirs[common:])):
-        raise Refused(f'{name} has another form in PyTorch {torch.__version__}')
+        raise UnknownOperator(f'{name} has another form in PyTorch {torch.__version__}')
     return len(ours) >= len(theirs)
