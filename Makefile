@@ -26,7 +26,7 @@ SCHEDULES ?= 10000
 MINUTES ?= 60
 SEED ?= 1
 
-.PHONY: help setup demo test test-all bench lint site wheels reference ros2-tools soak chaos clean
+.PHONY: help setup demo test test-all bench lint site wheels reference ros2-tools versions soak chaos clean
 
 help:
 	@echo "make setup     install everything into .venv"
@@ -40,6 +40,7 @@ help:
 	@echo "make site      the documentation as a site, in build/site"
 	@echo "make wheels    the suite and its messages as wheels, in dist"
 	@echo "make ros2-tools  add the commands of ros2, and ros2 launch, to the ROS 2 of PyPI (SOURCES=FOLDER: from there)"
+	@echo "make versions  try RRTO and LOPInfer with PyTorch 2.4 to 2.14 as robot and as server; 17 GB, half an hour"
 	@echo "make reference write the pages of docs/ that are made from code: settings, messages, commands"
 
 setup: $(VENV)/.ready
@@ -81,6 +82,9 @@ bench: setup
 
 wheels: setup
 	@$(BIN)/python tools/wheels.py dist
+
+versions: setup
+	@$(IN) PATH="$(BIN):$$PATH" $(BIN)/python tools/versions.py $(VERSIONS)
 
 reference: setup
 	for page in settings messages commands; do $(BIN)/python tools/$$page.py > docs/$$page.md || exit 1; done

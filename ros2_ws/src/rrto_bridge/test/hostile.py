@@ -22,7 +22,7 @@ import torch
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.allow import allowed, operators_digest, resolve
+from rrto_bridge.protocol.allow import allowed, resolve
 from rrto_bridge.protocol.convert import ack_of, frame_of, to_ros
 from rrto_bridge.protocol.errors import Refused, RrtoError
 from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
@@ -151,6 +151,8 @@ class Fuzzer:
             ('htod', handle, meta, bytes(12)), ('dtoh', handle), ('free', (handle,) * 3),
             ('find', handle, meta, 'f' * 64), ('keep', handle, meta, bytes(12), '0' * 64),
             ('query', 'free'), ('seed', chance.choice(INTEGERS)), ('forget', 5),
+            ('form', 'aten.digamma.default', ('Tensor', '=') * chance.choice((0, 1, 9))),
+            ('form', 'rrto.seed.default', ()),
             ('aten.as_strided.default', (Ref(1), (64, 64), (2**40, 1), chance.choice(INTEGERS)), (),
              5), ('aten.zeros.default', ((2**33,),), (), 6),
             ('aten.div.Tensor_mode', (Ref(handle), Ref(1)), (('rounding_mode', 'trunc'),), 7)))
@@ -185,8 +187,7 @@ class Session:
 
     def open(self, client):
         """Request a session."""
-        asked = OpenRequest(PROTOCOL, self.program, self.incarnation, torch.__version__,
-                            operators_digest())
+        asked = OpenRequest(PROTOCOL, self.program, self.incarnation)
         answered = threading.Event()
         end = time.monotonic() + PATIENCE
         # Ask again: an answer is lost if the server has not discovered the client yet.

@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 from rrto_bridge.client.inprocess import InProcess
 from rrto_bridge.client.journal import Journal
@@ -55,6 +56,15 @@ def another(mode, lives=1 << 60):
     assert _device.connection.engine   # this access connects the program to the present engine
     _next = _engine(mode, lives, True)
     return _next
+
+
+def since(version, what):
+    """Return a mark that skips a test in a PyTorch before ``version``, which has no ``what``."""
+    own = tuple(map(int, torch.__version__.split('.')[:2]))
+    return pytest.mark.skipif(own < version, reason=f'PyTorch {torch.__version__} has no {what}')
+
+
+GROUPED = since((2, 9), 'grouped matrix product on a CPU')
 
 
 def start(mode, lives=1 << 60, journal=False, local=None):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from remote import GROUPED
 from rrto_bridge.execution.checks import prepared
 from rrto_bridge.execution.context import Context
 from rrto_bridge.protocol.allow import allowed, resolve
@@ -52,9 +53,11 @@ def call(op, *args, **kwargs):
     ('segment_reduce.default', (SIX, 'sum'), {'lengths': torch.tensor([6]), 'unsafe': True}),
     ('segment_reduce.default', (SIX, 'sum'), {'lengths': torch.tensor([600])}),
     ('segment_reduce.default', (SIX, 'sum'), {'offsets': torch.tensor([0, 600])}),
-    *(('_grouped_mm.default', (ROWS, MATRICES, torch.tensor(ends, dtype=torch.int32)), {})
+    *(pytest.param('_grouped_mm.default', (
+        ROWS, MATRICES, torch.tensor(ends, dtype=torch.int32)), {}, marks=GROUPED)
       for ends in ([4, 8, 400], [8, 4, 12], [-3, 4, 12], [], [[4, 8, 12]])),
-    ('_grouped_mm.default', (MATRICES, ROWS.t(), torch.tensor([4, 8, 400], dtype=torch.int32)), {}),
+    pytest.param('_grouped_mm.default', (
+        MATRICES, ROWS.t(), torch.tensor([4, 8, 400], dtype=torch.int32)), {}, marks=GROUPED),
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS * 9, torch.eye(2)), {}),
     ('linalg_ldl_solve.default', (torch.eye(2), PIVOTS * -9, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(2, 1), 0), {}),
@@ -87,8 +90,8 @@ def test_what_pytorch_does_not_check_is_checked(op, args, kwargs):
     ('_fft_r2c.default', (X, [2, 3], 0, True), {}),
     ('_fft_c2r.default', (X.cfloat(), [3], 0, 6), {}),
     ('segment_reduce.default', (SIX, 'max'), {'lengths': torch.tensor([2, 4])}),
-    ('_grouped_mm.default', (ROWS, MATRICES, ENDS), {}),
-    ('_grouped_mm.default', (MATRICES, MATRICES), {}),
+    pytest.param('_grouped_mm.default', (ROWS, MATRICES, ENDS), {}, marks=GROUPED),
+    pytest.param('_grouped_mm.default', (MATRICES, MATRICES), {}, marks=GROUPED),
     ('unfold_backward.default', (torch.rand(3, 4), [8], 0, 4, 2), {}),
     ('linalg_lu_solve.default', (torch.eye(2), PIVOTS, torch.eye(2)), {}),
     ('_weight_norm_interface.default', (torch.rand(6, 3), torch.rand(6, 1), 0), {}),
@@ -98,6 +101,7 @@ def test_what_is_right_gives_what_pytorch_gives(op, args, kwargs):
                                rtol=0, atol=0)
 
 
+@GROUPED
 def test_products_of_groups_are_zero_where_there_is_no_group():
     """In a grouped matrix product, output rows and columns that belong to no group are zero.
 

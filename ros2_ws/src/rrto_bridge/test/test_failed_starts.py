@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT
 from processes import Domain, children
@@ -20,7 +19,6 @@ from rclpy.node import Node
 from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.allow import operators_digest
 from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
 from rrto_bridge.server import shell, worker
@@ -42,7 +40,7 @@ class NoProcesses:
         pass
 
     def ready(self):
-        return {'torch': torch.__version__, 'operators': operators_digest(), 'device': 'cpu'}
+        return {'device': 'cpu'}
 
     def listen(self, ended, gone):
         self.ended = ended
@@ -84,8 +82,7 @@ def open_session(nodes, node, server, program):
     def answered():
         # The server drops an answer if it has not discovered the client yet; so ask again.
         future = client.call_async(srv.Open.Request(
-            protocol=PROTOCOL, program=program, incarnation=7, torch=torch.__version__,
-            operators=operators_digest()))
+            protocol=PROTOCOL, program=program, incarnation=7))
         future.add_done_callback(lambda done: answers.append(done.result()))
         nodes.executor.spin_until_future_complete(future, 1.0)
         return answers

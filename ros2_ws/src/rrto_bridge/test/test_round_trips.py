@@ -131,8 +131,10 @@ def seeds(device):
     return infer
 
 
-@pytest.mark.parametrize('program', [shifts, experts, offloaded, growing, sizes, library,
-                                     speech, seeds])
+@pytest.mark.parametrize('program', [
+    shifts, pytest.param(experts, marks=remote.GROUPED), offloaded, growing, sizes, pytest.param(
+        library, marks=remote.since((2, 8), 'test for aliases that asks for no storage')), speech,
+    seeds])
 @pytest.mark.parametrize('mode', ['async', 'replay'])
 def test_an_inference_waits_for_the_values_that_it_reads(mode, program, capsys):
     def results(device):

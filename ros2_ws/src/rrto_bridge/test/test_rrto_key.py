@@ -18,7 +18,6 @@ from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.serialization import deserialize_message, serialize_message
 from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.allow import operators_digest
 from rrto_bridge.protocol.messages import PROTOCOL
 from rrto_msgs import msg, srv
 
@@ -144,7 +143,7 @@ def test_a_stranger_reads_and_changes_nothing_and_the_program_gets_its_results(d
         assert stranger.client.wait_for_service(LIMIT)
         for sealed in (b'', bytes(90)):
             future = stranger.client.call_async(srv.Open.Request(
-                protocol=PROTOCOL, program='stranger', incarnation=5, operators=operators_digest(),
+                protocol=PROTOCOL, program='stranger', incarnation=5,
                 sealed=octets(sealed)))
             eventually(future.done)
             assert not future.result().accepted and not len(future.result().sealed)

@@ -253,13 +253,13 @@ def test_who_does_not_take_its_replies_is_not_executed_further():
 
 # -- the supervisor --------------------------------------------------------------------------------
 
-def request(program, incarnation=1, protocol=PROTOCOL, operators='ops'):
-    return OpenRequest(protocol, program, incarnation, '2', operators)
+def request(program, incarnation=1, protocol=PROTOCOL):
+    return OpenRequest(protocol, program, incarnation)
 
 
 @pytest.fixture
 def server():
-    return ServerMachine('2', 'ops', Limits(programs=2, memory=1, lease=5.0, operator=3.0))
+    return ServerMachine(Limits(programs=2, memory=1, lease=5.0, operator=3.0))
 
 
 def test_a_program_gets_a_process(server):
@@ -270,8 +270,7 @@ def test_a_program_gets_a_process(server):
 
 
 @pytest.mark.parametrize(('asked', 'reason'), [
-    (request('c', protocol=PROTOCOL + 1), 'protocol'), (request('c', operators='other'),
-                                                     'install the same rrto and PyTorch on both'),
+    (request('c', protocol=PROTOCOL + 1), 'install the same rrto on both'),
     (request('c/d'), 'graph name'), (request('1x'), 'graph name'), (request(''), 'graph name'),
     (request('a__b'), 'graph name'), (request('a' * 101), 'graph name'),
     (request('é'), 'graph name'),
@@ -284,7 +283,7 @@ def test_who_does_not_fit_is_told_why(server, asked, reason):
 
 
 def test_a_peer_that_comes_again_and_again_does_not_keep_the_server_starting_processes():
-    server = ServerMachine('2', 'ops', Limits(programs=8))
+    server = ServerMachine(Limits(programs=8))
 
     def come(now):
         return [a for k in range(8) for a in server.on_open(request(f'p{k}', now), now)[1]]
@@ -330,7 +329,7 @@ def test_a_reason_that_the_process_could_not_tell_is_told_by_the_server(server):
 
 
 def test_a_process_that_cannot_start_delays_the_next_start():
-    server = ServerMachine('2', 'ops')
+    server = ServerMachine()
     for k in range(4):
         assert server.on_open(request(f'p{k}'), 0.0)[1] == [Begin(f'p{k}', 1)]
     server.on_ended('p0', Ending(1, 'no process is left'), 0.0)
@@ -343,7 +342,7 @@ def test_a_process_that_cannot_start_delays_the_next_start():
     (Ending(-signal.SIGALRM), 5.0), (Ending(-signal.SIGSEGV, 'it ends', told=True), 5.0),
     (Ending(2, 'no message', told=True), 5.0)])
 def test_only_a_process_that_hung_after_its_work_does_not_delay_the_next_start(ending, late):
-    server = ServerMachine('2', 'ops')
+    server = ServerMachine()
     for k in range(4):
         server.on_open(request(f'p{k}'), 0.0)
     server.on_ended('p0', ending, 0.0)
@@ -352,7 +351,7 @@ def test_only_a_process_that_hung_after_its_work_does_not_delay_the_next_start(e
 
 
 def test_a_program_that_left_before_its_turn_gets_no_process():
-    server = ServerMachine('2', 'ops')
+    server = ServerMachine()
     for k in range(6):
         server.on_open(request(f'p{k}'), 0.0)
     server.on_ended('p4', Ending(0, 'it is refused after all'), 0.0)
@@ -396,10 +395,10 @@ def test_names_on_the_graph_are_valid_and_stay_what_they_are():
 
 
 def test_a_paused_server_refuses_new_programs_and_keeps_those_that_are_connected():
-    server = ServerMachine('2', 'same')
+    server = ServerMachine()
 
     def opens(program):
-        return server.on_open(OpenRequest(PROTOCOL, program, 1, '2', 'same'), 0.0)
+        return server.on_open(OpenRequest(PROTOCOL, program, 1), 0.0)
     assert opens('a') == ('', [Begin('a', 1)])
     server.paused = True
     reason, actions = opens('b')

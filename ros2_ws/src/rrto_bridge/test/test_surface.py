@@ -13,6 +13,7 @@ from fleet_testing import LIMIT
 from torch import nn
 
 
+@remote.since((2, 9), 'torch.accelerator.memory_allocated')
 def test_the_accelerator_is_the_device(replay):
     assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
     device = torch.accelerator.current_accelerator()
@@ -250,6 +251,7 @@ print(torch.distributed.tensor.DTensor.__module__, (torch.ones(2).cuda() + 2).su
 '''
 
 
+@remote.since((2, 5), 'torch.distributed.tensor.DTensor')
 def test_the_first_call_imports_nothing_that_a_program_has_no_use_for():
     """The first call does not import the module of `DTensor`, which would take a second.
 

@@ -25,7 +25,18 @@ from ..protocol import errors
 from ..protocol.actions import Action, Value
 from ..protocol.errors import raise_named
 from ..protocol.record import DTOH, HTOD, Call, Meta, metas, signature
-from ..protocol.requests import FIND, FREE, KEEP, MEMORY, QUERY, RANDOM, SEED, to_item, value_of
+from ..protocol.requests import (
+    FIND,
+    FORM,
+    FREE,
+    KEEP,
+    MEMORY,
+    QUERY,
+    RANDOM,
+    SEED,
+    to_item,
+    value_of,
+)
 from ..protocol.wire import decode, encode, encode_tuple
 from .infer import infer, sketch
 from .predict import Predictor
@@ -157,6 +168,13 @@ class ClientMachine:
     def rebuild(self, item: tuple[Any, ...]) -> Ticket:
         """Request the execution of an item of the journal."""
         return self._wait(item)
+
+    def introduce(self, op: str, form: tuple[str, ...]) -> None:
+        """Say how an operator is called, before its first call; see `protocol.operators.form`.
+
+        The program waits for the result of the first call, which the server may refuse.
+        """
+        self._add((FORM, op, form), False)
 
     def repeat(self, call: Call) -> None:
         """Issue an operator that creates one tensor; `call.results` holds the handle for it."""

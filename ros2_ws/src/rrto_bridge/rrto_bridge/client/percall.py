@@ -6,7 +6,9 @@ import hashlib
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..protocol.record import GIVEN, HTOD, Call, Meta, Special
+from ..protocol.errors import UnknownOperator
+from ..protocol.operators import form, overload
+from ..protocol.record import GIVEN, HTOD, SEEDING, Call, Meta, Special
 from ..protocol.sequence import Step
 from .journal import Journal
 from .machine import Awaited, Ticket
@@ -52,11 +54,19 @@ class PerCall:
         self.port = port
         self.machine = port.machine
         self.journal = journal
+        self._introduced: set[str] = set()      # operators whose form the server knows
+        # Maps an operator that the server does not have as the program has it to the reason.
+        self.unknown: dict[str, str] = {}
 
     def execute(self, call: Call, input_metas: tuple[Meta, ...], view: bool) -> Result:
         """Run an operator; `call` has no results yet. `view`: the operator only creates views."""
+        self._introduce(call.op)
         first, described = self.machine.issue(call, input_metas, view)
-        described = self.settle(described)
+        try:
+            described = self.settle(described)
+        except UnknownOperator as error:
+            self.unknown[call.op] = str(error)
+            raise
         handles: list[int | None] = []
         metas: list[Meta | None] = []
         inputs = call.inputs()
@@ -67,6 +77,12 @@ class PerCall:
         if self.journal is not None:
             self.journal.made(replace(call, results=result.handles, metas=result.metas))
         return result
+
+    def _introduce(self, op: str) -> None:
+        if op not in self._introduced:
+            self._introduced.add(op)
+            if op != SEEDING:
+                self.machine.introduce(op, form(overload(op.removeprefix('aten.'))))
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
         """Copy bytes to the device.
@@ -121,6 +137,7 @@ class PerCall:
 
     def repeat(self, call: Call) -> None:
         """Make a call that creates one tensor; `call.results` holds the handle for it."""
+        self._introduce(call.op)
         self.machine.repeat(call)
         self.port.post()
         if self.journal is not None:

@@ -25,7 +25,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import rclpy
-import torch
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.seal import Caller, Session
@@ -44,7 +43,6 @@ from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
 
 from ..protocol import qos
-from ..protocol.allow import operators_digest
 from ..protocol.convert import PROGRAM, ack_of, frame_of
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError, RrtoError
@@ -195,8 +193,8 @@ class Link(Port):
                 raise ConfigError(strange)
             raise ConfigError(f'there is no server {self.server!r} in DDS domain '
                               f'{self._context.get_domain_id()}; start one with `rrto serve`')
-        request = srv.Open.Request(protocol=PROTOCOL, program=self.program, torch=torch.__version__,
-                                   incarnation=self._incarnation, operators=operators_digest())
+        request = srv.Open.Request(protocol=PROTOCOL, program=self.program,
+                                   incarnation=self._incarnation)
         answers: SimpleQueue[Any] = SimpleQueue()
         # Ask several times: an answer is lost if the server's DDS has not yet found this node.
         for _ in range(ASKED):

@@ -6,13 +6,20 @@ A client's calls can name only tensors of its context, because handles are resol
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ..protocol.allow import resolve
-from ..protocol.errors import Failed, Missing, OutOfMemory, RemoteError
-from ..protocol.operators import DEFAULT, USUAL
+from ..protocol.allow import agree, resolve
+from ..protocol.errors import (
+    Failed,
+    Missing,
+    OutOfMemory,
+    Refused,
+    RemoteError,
+    UnknownOperator,
+)
+from ..protocol.operators import DEFAULT, GRADED, LEARNT, USUAL
 from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
@@ -216,6 +223,21 @@ class Context:
             raise
         return described
 
+    def introduce(self, op: str, form: tuple[str, ...]) -> None:
+        """Compare an operator with the `form` that it has in the program's PyTorch.
+
+        If this PyTorch has the operator in another form, later calls raise UnknownOperator; if only
+        some last arguments are missing here, calls that pass one of them raise Refused. Raises
+        Refused as `resolve` does.
+        """
+        function = resolve(op)
+        self._calls.pop(op, None)
+        try:
+            if not agree(op, form):
+                self._calls[op] = _without_more(function, self.prepare(op))
+        except UnknownOperator as error:
+            self._calls[op] = _refusing(str(error))
+
     def prepare(self, op: str) -> Callable[..., Any]:
         """Return a function that runs an operator; random operators use this client's generator."""
         found = self._calls.get(op)
@@ -286,6 +308,25 @@ def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             torch.set_default_dtype(before)
 
+    return call
+
+
+def _refusing(reason: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnknownOperator(reason)
+    return call
+
+
+def _without_more(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs the operator, but refuses arguments that it does not have."""
+    arguments = operator._schema.arguments
+    most = sum(not a.kwarg_only for a in arguments)
+    names = {LEARNT, GRADED, DEFAULT, *(a.name for a in arguments)}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > most or not kwargs.keys() <= names:
+            raise Refused(f'{operator} has fewer arguments in PyTorch {torch.__version__}')
+        return function(*args, **kwargs)
     return call
 
 

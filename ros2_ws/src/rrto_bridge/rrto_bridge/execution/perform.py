@@ -15,6 +15,7 @@ from ..protocol.operators import operator
 from ..protocol.record import DTOH, HTOD, Meta, metas
 from ..protocol.requests import (
     FIND,
+    FORM,
     FREE,
     KEEP,
     KINDS,
@@ -176,6 +177,11 @@ class Performer:
     def _memory(self, handle: int) -> tuple[int, int, int]:
         return self.context.memory(handle)
 
+    def _form(self, op: str, form: tuple[Any, ...]) -> None:
+        if not all(type(text) is str for text in form):
+            raise RemoteError('a form must be a tuple of strings')
+        self.context.introduce(op, form)
+
     def _seed(self, seed: int) -> None:
         self.context.seed(seed)
 
@@ -198,6 +204,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
     MEMORY: (Performer._memory, (int,)),
     RANDOM: (Performer._random, (memoryview,)),
     SEED: (Performer._seed, (int,)),
+    FORM: (Performer._form, (str, tuple)),
     QUERY: (Performer._query, (str,)),
 }
 

@@ -21,7 +21,7 @@ from ..client.migration import migrate
 from ..client.ownprocess import Here, OwnGpu
 from ..client.percall import NoReplay, PerCall
 from ..execution.context import Context
-from ..protocol.errors import LinkError, RrtoError
+from ..protocol.errors import LinkError, RrtoError, UnknownOperator
 from .turns import Turns
 
 
@@ -94,6 +94,12 @@ class Connection:
                 raise
             self._go_local(error)
             return getattr(self.engine, what)(*arguments)
+
+    def check(self, op: str) -> None:
+        """Raise UnknownOperator if the server has refused this operator before."""
+        reason = self.engine.unknown.get(op)
+        if reason is not None:
+            raise UnknownOperator(reason)
 
     # -- loss and return of the server -----------------------------------------------------------
 

@@ -85,6 +85,7 @@ class Device:
         facts = operator(function)
         try:
             resolve(facts.name)
+            self.connection.check(facts.name)
         except Refused as error:
             if facts.python:
                 return function._op_dk(EXPLICIT, *args, **kwargs)

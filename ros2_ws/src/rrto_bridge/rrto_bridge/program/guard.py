@@ -1,41 +1,77 @@
 """Let tensors report 'cuda:0' in a PyTorch without CUDA, or without a usable GPU.
 
-A device guard is PyTorch's interface for switching devices; it also counts the devices. PyTorch's
-function `_ensureCUDADeviceGuardSet` (made for fake tensors) installs a CUDA guard that does
-nothing, but only in place of a registered CUDA guard that counts 0 devices. A CPU build has no CUDA
-guard. Therefore this file first registers the guard of the lazy backend, which counts 0 devices, as
-the CUDA guard; PyTorch's function then replaces it.
+A device guard is PyTorch's interface for switching devices; it also counts the devices. A PyTorch
+without CUDA has no guard for CUDA, and a PyTorch with CUDA has one that needs a GPU. PyTorch's C++
+headers let a library register a guard (`C10_REGISTER_GUARD_IMPL`, made for devices of others);
+Python has nothing for this. So this file compiles `SOURCE` once for each PyTorch, in a second.
 """
 
 from __future__ import annotations
 
-import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
 from pathlib import Path
 
 import torch
 
 from ..protocol.errors import ConfigError
 
-_CUDA, _LAZY = 1, 17  # numbers of device types in c10::DeviceType, a C++ enum of PyTorch
-_REGISTRY = '_ZN3c104impl26device_guard_impl_registryE'
+SOURCE = b"""
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+using namespace c10;
+
+struct Guard final : impl::DeviceGuardImplInterface {
+  const Device only{DeviceType::CUDA, 0};
+  DeviceType type() const override { return DeviceType::CUDA; }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  Device getDevice() const override { return only; }
+  Device exchangeDevice(Device) const override { return only; }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, only); }
+  Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, only); }
+  Stream exchangeStream(Stream) const noexcept override { return Stream(Stream::DEFAULT, only); }
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+"""
 
 
 def install() -> None:
     """Install a CUDA device guard that does nothing; raises ConfigError if that fails."""
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        if torch.cuda.device_count():
-            raise ConfigError("this PyTorch uses this machine's GPU: hide it with "
-                              'CUDA_VISIBLE_DEVICES= (empty), as `rrto run` does')
-        torch._C._ensureCUDADeviceGuardSet()
-        return
-    library = Path(torch.__file__).parent / 'lib' / 'libc10.so'
+    if torch.cuda.device_count():
+        raise ConfigError("this PyTorch uses this machine's GPU: hide it with "
+                          'CUDA_VISIBLE_DEVICES= (empty), as `rrto run` does')
     try:
-        registry = (ctypes.c_void_p * (_LAZY + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'rrto does not support PyTorch {torch.__version__}: {error}') from error
-    if not registry[_CUDA]:
-        registry[_CUDA] = registry[_LAZY]
-    torch._C._ensureCUDADeviceGuardSet()
-    if not registry[_CUDA] or registry[_CUDA] == registry[_LAZY]:
-        registry[_CUDA] = None
-        raise ConfigError(f'PyTorch {torch.__version__} rejects a CUDA device guard')
+        torch.ops.load_library(_library())
+    except OSError as error:
+        raise ConfigError('rrto must compile a device guard once for each PyTorch, but for '
+                          f'{torch.__version__} it got: {error}. Install g++ or set CXX; let '
+                          f'{_cache()} be writable or set XDG_CACHE_HOME') from error
+
+
+def _cache() -> Path:
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'rrto'
+
+
+def _library() -> Path:
+    """Return the compiled `SOURCE`; raises OSError if it can neither be found nor be compiled."""
+    folder = Path(torch.__file__).parent
+    command = [os.environ.get('CXX') or 'c++', '-shared', '-fPIC', '-std=c++2a', '-x', 'c++', '-',
+               f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}',
+               f'-I{folder}/include', f'-L{folder}/lib', '-lc10', '-o']
+    made_for = [torch.__version__, str(torch.version.git_version), platform.machine(), *command]
+    path = _cache() / f'{hashlib.sha256(repr(made_for).encode() + SOURCE).hexdigest()[:16]}.so'
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as made:
+            done = subprocess.run([*command, f'{made}/guard.so'], input=SOURCE, check=False,
+                                  capture_output=True)
+            if done.returncode:
+                raise OSError(f'{command[0]}: {done.stderr.decode(errors="replace")[:500]}')
+            os.replace(f'{made}/guard.so', path)   # other programs see all of the file or none
+    return path

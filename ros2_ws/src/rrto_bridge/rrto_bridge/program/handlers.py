@@ -121,9 +121,10 @@ def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
     """Run attention with the server's fused kernel.
 
-    If flash attention is disabled, run it as matrix products instead.
+    Run it as matrix products instead if flash attention is disabled, or for fake tensors: for
+    these, PyTorch 2.8 would ask the driver of CUDA which kernels there are.
     """
-    if torch.backends.cuda.flash_sdp_enabled():
+    if torch.backends.cuda.flash_sdp_enabled() and any(isinstance(t, RemoteTensor) for t in args):
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
 

@@ -37,18 +37,18 @@ def install(device: Device) -> None:
     Hook.dispatch, Hook.copy = partial(_first, device), device.copy
     Hook.memory, Hook.ask = lambda tensor: device.lifetimes.memory(tensor), device.ask
     backend = torch.library.Library('_', 'IMPL')
-    backend.fallback(_from_backend, 'CUDA')
     kernels = torch.library.Library('aten', 'IMPL')
+    _fall_back(backend, kernels, _from_backend, 'CUDA')
     kernels.impl('ctc_loss.Tensor', _ctc_loss, 'AutogradCUDA')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')   # PyTorch warns about replaced kernels
         for kind, key in (('nested', 'NestedTensorCUDA'), ('sparse_csr', 'SparseCsrCUDA'),
                           ('sparse_coo', 'SparseCUDA'), ('quantised', 'QuantizedCUDA')):
-            backend.fallback(partial(_not_dense, kind), key)
             # The kernels of a CUDA build have precedence over the fallback, so replace each one.
             for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
                 if name.startswith('aten::'):
                     kernels.impl(name.removeprefix('aten::'), partial(_not_dense, kind, name), key)
+            _fall_back(backend, kernels, partial(_not_dense, kind), key)
         for names, key in ((_OVERRIDES, 'CUDA'), (WHOLE, 'AutogradCUDA')):
             for name in names:
                 kernels.impl(name, partial(_from_backend, overload(name)), key)
@@ -59,6 +59,20 @@ def install(device: Device) -> None:
     torch._C._jit_override_can_fuse_on_gpu(False)
     cuda_api.install(device)
     signals.install(lambda: device.connection.busy(), RemoteTensor.__del__.__code__)
+
+
+def _fall_back(backend: torch.library.Library, kernels: torch.library.Library, function: Any,
+               key: str) -> None:
+    """Make `function` the kernel of every operator that has none for a dispatch key."""
+    if hasattr(backend, 'fallback'):
+        backend.fallback(function, key)
+        return
+    # PyTorch 2.4. It registers a kernel of one of its operators itself, when it is first used.
+    for name in set(torch._C._dispatch_get_all_op_names()) - {'aten::_nested_get_jagged_dummy'}:
+        if name.startswith('aten::') and \
+                not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key):
+            name = name.removeprefix('aten::')
+            kernels.impl(name, partial(function, overload(name)), key)
 
 
 def _first(device: Device, *args: Any) -> Any:

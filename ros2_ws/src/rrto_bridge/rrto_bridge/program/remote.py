@@ -84,12 +84,17 @@ for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clo
     setattr(Storage, _name, _not_here)
 
 
+# The latest storages. Libraries compare storages by `id`, so each must stay for a while.
+_storages: deque[Storage] = deque(maxlen=1024)
+
+
 def storage_of(tensor: Any) -> Storage:
     """Return the storage of a remote tensor; this costs a round trip."""
     make_storage: Any = torch.UntypedStorage.__new__
     made: Any = make_storage(Storage, 0, device='meta')
     memory = Hook.memory(tensor)
     made._key, made._size = memory.key, memory.size
+    _storages.append(made)
     storage: Storage = made
     return storage
 
@@ -276,16 +281,18 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
     """Do what `tensor.as_subclass(kind)` does, also for a remote tensor.
 
-    PyTorch's method makes an alias of the tensor. While this method runs, `alias_kind` returns the
-    class that the alias must have.
+    PyTorch's method makes an alias of the tensor, but before 2.9 it refuses an alias that already
+    has a class. While this function makes the alias, `alias_kind` returns that class.
     """
     kind = of_program(kind) or kind
-    if not isinstance(tensor, RemoteTensor) or issubclass(Value, kind) \
-            or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    plain = issubclass(Value, kind)
+    if not isinstance(tensor, RemoteTensor) \
+            or not plain and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _as_subclass(tensor, kind)
-    _alias.kind = _joined(kind, Guest)
+    _alias.kind = Value if plain else _joined(kind, Guest)
     try:
-        return _as_subclass(tensor, kind)
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.ops.aten.alias.default(tensor)
     finally:
         del _alias.kind
 

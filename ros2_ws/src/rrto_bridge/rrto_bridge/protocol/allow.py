@@ -12,15 +12,14 @@ then sent. The list contains only the composite operators that are sent whole
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from .errors import Refused
-from .operators import WHOLE
+from .errors import Refused, UnknownOperator
+from .operators import WHOLE, form
 
 _SCALARS = r'(Tensor|int|bool|float|number|str|Device|Generator)'
 _TYPE = re.compile(rf'{_SCALARS}|Optional\[{_SCALARS}\]|List\[{_SCALARS}\]'
@@ -132,7 +131,7 @@ def resolve(name: str) -> Any:
     known = packet is not None and parts[2] in packet.overloads()
     op = getattr(packet, parts[2]) if known else None
     if op is None:
-        raise Refused(f'{name} does not exist in PyTorch {torch.__version__}')
+        raise UnknownOperator(f'{name} does not exist in PyTorch {torch.__version__}')
     for argument in op._schema.arguments:
         if not _TYPE.fullmatch(str(argument.type)):
             raise Refused(f'{name} takes {argument.type}, which is neither tensor nor plain scalar')
@@ -148,12 +147,17 @@ def allowed(name: str) -> bool:
     return name in _ALLOWED or name.removesuffix('_') in _ALLOWED
 
 
-@lru_cache(1)
-def operators_digest() -> str:
-    """Return a digest of the schemas of all allowed operators.
+def agree(name: str, theirs: tuple[str, ...]) -> bool:
+    """Return whether an operator takes here every argument that the program's PyTorch knows.
 
-    Client and server must have equal digests.
+    `theirs`: `operators.form` of the operator in the program's PyTorch. A newer PyTorch may have
+    more arguments than an older one, at the end and with defaults. If the program's has more, the
+    result is False: a call that passes one of them must be refused. Raises UnknownOperator if the
+    two differ in anything else, and Refused as `resolve` does.
     """
-    schemas = sorted(str(s) for s in torch._C._jit_get_all_schemas()
-                     if s.name.startswith('aten::') and allowed(s.name[6:]))
-    return hashlib.sha256('\n'.join(schemas).encode()).hexdigest()[:16]
+    ours = form(resolve(name))
+    common = min(len(ours), len(theirs))
+    if ours[:common] != theirs[:common] or not all(
+            '=' in argument for argument in (*ours[common:], *theirs[common:])):
+        raise UnknownOperator(f'{name} has another form in PyTorch {torch.__version__}')
+    return len(ours) >= len(theirs)

@@ -45,6 +45,10 @@ class Refused(RrtoError):
     """The server does not execute this operator; the message begins with the operator's name."""
 
 
+class UnknownOperator(Refused):
+    """The server's PyTorch does not have this operator in the form that the program's has."""
+
+
 class Unsendable(TypeError):
     """The argument cannot be sent in a message; the operator can still run on this machine."""
 
@@ -53,8 +57,9 @@ class OutOfMemory(RrtoError):
     """The server has no memory left for this client."""
 
 
-_KINDS: tuple[type[Exception], ...] = (Refused, OutOfMemory, RemoteError, RuntimeError, IndexError,
-                                       ValueError, TypeError, NotImplementedError)
+_KINDS: tuple[type[Exception], ...] = (
+    UnknownOperator, Refused, OutOfMemory, RemoteError, RuntimeError, IndexError, ValueError,
+    TypeError, NotImplementedError)
 # Maps the name of an error in a message to its class. PyTorch's own error for a lack of memory is
 # called OutOfMemoryError.
 _NAMED = {kind.__name__: kind for kind in _KINDS} | {'OutOfMemoryError': OutOfMemory}

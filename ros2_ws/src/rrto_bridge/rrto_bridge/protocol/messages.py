@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .stream import Ack, Frame
 
-PROTOCOL = 3
+PROTOCOL = 4
 # Reasons that the server gives to a program when it ends the session. ENDED: the server
 # itself ends. SILENT: the program was silent.
 ENDED, SILENT = 'the server has ended', 'it was silent for too long'
@@ -19,8 +19,6 @@ class OpenRequest:
     protocol: int
     program: str
     incarnation: int
-    torch: str
-    operators: str
 
 
 @dataclass(frozen=True, slots=True)

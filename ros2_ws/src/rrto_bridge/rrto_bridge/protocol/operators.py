@@ -74,7 +74,8 @@ def operator(function: Any) -> Operator:
     schema, tags = function._schema, function.tags
     name = str(function)
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE)
-    dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+    dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags \
+        or name == 'aten._unique.default'   # PyTorch 2.8 lacks its tag
     index = name in ('aten.index.Tensor', 'aten._unsafe_index.Tensor')
     tensors = all('Tensor' in str(r.type) for r in schema.returns)
     returned = [r.alias_info for r in schema.returns]
@@ -88,6 +89,27 @@ def operator(function: Any) -> Operator:
         any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments),
         function.namespace != 'aten'
         and torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), EXPLICIT))
+
+
+@lru_cache(None)
+def form(function: Any) -> tuple[str, ...]:
+    """Return what a caller relies on: one text for the results, then one for each argument.
+
+    PyTorch's versions may differ in it. The text of an argument contains its type, its alias, its
+    name and, after '=', its default. `int` and `SymInt` have equal texts, because every call passes
+    a number.
+    """
+    schema = function._schema
+    results = ', '.join(f'{r.type}{_alias(r)}' for r in schema.returns)
+    return (results + ', wanted' * operator(function).wanted,
+            *(f'{"*" * a.kwarg_only}{a.type}{_alias(a)} {a.name}'
+              + (f'={a.default_value!r}' if a.has_default_value() else '')
+              for a in schema.arguments))
+
+
+def _alias(argument: Any) -> str:
+    alias = argument.alias_info
+    return f'({"|".join(sorted(alias.before_set))}{"!" * alias.is_write})' if alias else ''
 
 
 def _functional(name: str, schema: Any) -> str:

@@ -22,12 +22,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from fleet_env.command import how_it_ended
 from fleet_env.errors import FleetEnvError
 from fleet_ros.device import torch_device
 
-from ..protocol.allow import operators_digest
 from .parameters import ServerSettings
 from .worker import Task, serve
 
@@ -78,8 +76,7 @@ class ForkServer:
         found, wrong = json.loads(answer) if answer else (
             '', f'device {self.settings.device!r} cannot be used: the process that tried it '
                 f'{how_it_ended(os.waitstatus_to_exitcode(status))}')
-        self.say(ready=not wrong, error=wrong, device=found, torch=torch.__version__,
-                 operators=operators_digest())
+        self.say(ready=not wrong, error=wrong, device=found)
         return str(found)
 
     def say(self, **fields: Any) -> None:

@@ -93,9 +93,8 @@ class _Program:
 class ServerMachine:
     """Decides which programs a server admits, and when their processes start; a state machine."""
 
-    def __init__(self, torch: str, operators: str, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._torch, self._operators = torch, operators
         self.paused = False     # whether new programs are refused
         self.broken = ''        # why new programs are refused permanently
         self._programs: dict[str, _Program] = {}
@@ -150,10 +149,6 @@ class ServerMachine:
         if request.protocol != PROTOCOL:
             return (f'the program uses version {request.protocol} of the protocol, this server '
                     f'{PROTOCOL}: install the same rrto on both')
-        if request.operators != self._operators:
-            return (f'the program (PyTorch {request.torch[:40]}) and the server (PyTorch '
-                    f'{self._torch}) know different operators: install the same rrto and PyTorch '
-                    'on both')
         if not is_graph_name(request.program):
             return f'a program name must be a valid graph name, got {request.program[:100]!r}'
         if request.program in self._programs:

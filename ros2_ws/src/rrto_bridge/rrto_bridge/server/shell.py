@@ -74,9 +74,8 @@ class ForkServerProcess:
     def ready(self) -> dict[str, Any]:
         """Wait until the fork server is ready, and return its answer.
 
-        The answer contains 'torch' (PyTorch's version), 'operators' (a digest of the operators) and
-        'device'. Raises ConfigError after `START` seconds, if the fork server reports an error, or
-        if it ends.
+        The answer contains 'device'. Raises ConfigError after `START` seconds, if the fork server
+        reports an error, or if it ends.
         """
         self._link.settimeout(START)
         try:
@@ -215,7 +214,7 @@ class Server:
             self._end()
             raise
         self.device = facts['device']
-        self.machine = ServerMachine(facts['torch'], facts['operators'], settings)
+        self.machine = ServerMachine(settings)
         self._changed = threading.Lock()        # protects `machine` and `_programs`
         self._programs: dict[str, _Program] = {}
         # (time, program) for each program that has left: its last message is repeated until this
@@ -263,8 +262,7 @@ class Server:
         if call is not None and call.life != request.incarnation:
             response.reason = 'the session must be that of the process that asks'
             return response
-        asked = OpenRequest(request.protocol, request.program, request.incarnation, request.torch,
-                            request.operators)
+        asked = OpenRequest(request.protocol, request.program, request.incarnation)
         now = time.monotonic()
         actions: list[Action] = []
         with self._changed:

@@ -124,6 +124,11 @@ def install(device: Device) -> None:
         setattr(torch.cuda, name, value)
         if name in vars(torch.cuda.memory):   # some programs call functions of this module directly
             setattr(torch.cuda.memory, name, value)
+    # PyTorch 2.4 asks for these abstract base classes when it imports torch._dynamo.
+    bases: Any = getattr(torch, '_streambase', None)
+    for name, kind in (('_EventBase', Event), ('_StreamBase', Stream)):
+        if hasattr(getattr(bases, name, None), 'register'):
+            getattr(bases, name).register(kind)
     _tensors(device)
     files.install(device)
     _no_gradients()
@@ -326,19 +331,21 @@ def _no_gradients() -> None:
 
     @functools.wraps(run)
     def _run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return run(outputs, *args, **kwargs)
-        except RuntimeError as error:
-            if not _on_device(outputs):
-                raise
+        if _on_device(outputs):
             raise RuntimeError('RRTO is for inference only: gradients cannot be computed through '
-                               "tensors on 'cuda'; train on the CPU or on the server") from error
+                               "tensors on 'cuda'; train on the CPU or on the server")
+        return run(outputs, *args, **kwargs)
 
     autograd._engine_run_backward = _run
 
 
 def _on_device(outputs: Any) -> bool:
-    """Return whether the autograd graph of ``outputs`` contains a tensor of the device."""
+    """Return whether the autograd graph of ``outputs`` contains a tensor of the device.
+
+    PyTorch 2.4 tells this only of the outputs and of the tensors that get gradients.
+    """
+    if any(isinstance(t, RemoteTensor) for t in outputs):
+        return True
     ahead: list[Any] = [getattr(t, 'grad_fn', None) for t in outputs]
     seen: set[Any] = {None}
     while ahead:
@@ -346,7 +353,8 @@ def _on_device(outputs: Any) -> bool:
         if node in seen:
             continue
         seen.add(node)
-        if any(m.device.type == 'cuda' for m in node._input_metadata):
+        if isinstance(getattr(node, 'variable', None), RemoteTensor) or any(
+                m.device.type == 'cuda' for m in getattr(node, '_input_metadata', ())):
             return True
         ahead += [following for following, _ in node.next_functions]
     return False
