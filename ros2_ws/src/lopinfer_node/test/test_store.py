@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 import torch
 from lopinfer_node.errors import ModelError, RemoteError
-from lopinfer_node.model.files import WEIGHTS, save
+from lopinfer_node.model.files import CONTENTS, WEIGHTS, save
 from lopinfer_node.model.traced import trace
 from lopinfer_node.runtime.store import (
     FILES,
@@ -18,6 +18,7 @@ from lopinfer_node.runtime.store import (
     UploadRequest,
     announce,
     send_model,
+    send_traced,
 )
 
 DIGEST = 'c' * 64
@@ -218,3 +219,65 @@ def test_weights_beyond_the_servers_memory_are_refused_before_anything_is_sent(t
         announce(DIGEST, 2 << 20, call)
     assert [request.data for request in asked] == [b''] and not list(tmp_path.iterdir())
     announce(DIGEST, 1 << 19, call)
+
+
+def small(change=0.0):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+    with torch.no_grad():
+        model[2].bias += change
+    return model.eval()
+
+
+def sent(store, folder, model):
+    """Send a model; return its trace, and the bytes of weights that were sent."""
+    traced, sizes = trace(model, torch.zeros(1, 64)), {}
+
+    def call(request):
+        sizes[request.file] = request.size
+        return store.take(request)
+    folder.mkdir()
+    send_traced(traced, folder, call)
+    return traced, sizes[WEIGHTS]
+
+
+def test_of_a_changed_model_only_the_changed_weights_are_sent(tmp_path):
+    store, x = Store(tmp_path / 'store'), torch.rand(1, 64)
+    first, whole = sent(store, tmp_path / 'first', small())
+    second, changed = sent(store, tmp_path / 'second', small(1.0))
+    assert whole > 4 * 64 * 64 > 100 * 4 > changed
+    for traced, model in ((first, small()), (second, small(1.0))):
+        found = store.load(traced.digest)
+        torch.testing.assert_close(found.run({found.graph.inputs[0]: x})[0], model(x).detach())
+
+
+def test_a_model_whose_weights_others_read_stays(tmp_path):
+    store = Store(tmp_path / 'store', models=2)
+    first, _ = sent(store, tmp_path / 'first', small())
+    second, _ = sent(store, tmp_path / 'second', small(1.0))
+    third, _ = sent(store, tmp_path / 'third', small(2.0))
+    assert store.digests() == {first.digest, third.digest}
+    assert store.load(third.digest).digest == third.digest
+
+
+def test_a_model_whose_weights_are_gone_is_refused_and_can_be_sent_again(tmp_path):
+    store = Store(tmp_path / 'store')
+    first, whole = sent(store, tmp_path / 'first', small())
+    second, _ = sent(store, tmp_path / 'second', small(1.0))
+    store.remove(first.digest)
+    with pytest.raises(ModelError, match='no file has the weight'):
+        store.load(second.digest)
+    store.remove(second.digest)
+    assert sent(store, tmp_path / 'again', small(1.0))[1] == whole
+    assert store.load(second.digest).digest == second.digest
+
+
+@pytest.mark.parametrize('text', ['[]', '{"a": 1}', '{', '"x"', '[' * 100_000])
+def test_contents_that_are_no_texts_are_refused(tmp_path, text):
+    store, data = Store(tmp_path), text.encode()
+    reply = store.take(UploadRequest(DIGEST, CONTENTS, sha256(data).hexdigest(), len(data), 0,
+                                     data))
+    assert not reply.accepted and reply.reason
+    good = b'{"a": "b"}'
+    assert store.take(UploadRequest(DIGEST, CONTENTS, sha256(good).hexdigest(), len(good), 0, good)
+                      ).missing == ['a']

@@ -1,4 +1,7 @@
-"""A traced model on disk and on the wire: graph.json and weights.safetensors, never a pickle.
+"""A traced model on disk and on the wire: graph.json, weights.safetensors, never a pickle.
+
+A third file, contents.json, maps the name of each weight to its SHA-256 (`traced.content_of`). By
+it, a model finds weights that are not in its own file in the files of other models.
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
 "arguments", "shape", "dtype", "place", "pick"}], "outputs": [...], "precision": {"matmul",
@@ -12,6 +15,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +33,71 @@ from .tape import Record, Ref, Tape
 from .text import KINDS, VERSION, as_json
 from .traced import Traced
 
-GRAPH, WEIGHTS = 'graph.json', 'weights.safetensors'
+GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
+MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
 
 
-def save(traced: Traced, directory: Path) -> None:
-    """Write both files; weights that share memory are each written in full."""
+def save(traced: Traced, directory: Path, only: Collection[str] | None = None) -> None:
+    """Write the files; weights that share memory are each written in full.
+
+    `only`: names of the weights to write, if folders beside this one have the others.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()},
-              str(directory / WEIGHTS))
+    write_text(directory / CONTENTS, json.dumps(traced.contents, separators=(',', ':')))
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()
+               if only is None or k in only}, str(directory / WEIGHTS))
+
+
+def lacking(directory: Path) -> dict[str, str]:
+    """Return the weights that are in the file `CONTENTS` of a folder, but not in its `WEIGHTS`.
+
+    The result maps their names to their contents; it is empty if there is no file `CONTENTS`.
+    Raises ModelError for an invalid file.
+    """
+    try:
+        contents = json.loads((directory / CONTENTS).read_text())
+        there = _names(directory / WEIGHTS)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise ModelError(f'{directory}: not a traced model: {error}') from error
+    if type(contents) is not dict or not all(type(c) is str for c in contents.values()):
+        raise ModelError(f'{directory / CONTENTS} must have a text for each weight')
+    return {name: content for name, content in contents.items() if name not in there}
+
+
+def beside(directory: Path, contents: Collection[str]) -> dict[str, tuple[Path, str]]:
+    """Return which complete models in other folders beside this one have weights of these contents.
+
+    The result maps a content to (folder, name of the weight).
+    """
+    found: dict[str, tuple[Path, str]] = {}
+    for folder in sorted(directory.parent.iterdir()) if contents else ():
+        if not MODEL.fullmatch(folder.name) or folder == directory:
+            continue
+        try:
+            theirs = json.loads((folder / CONTENTS).read_text())
+            there = _names(folder / WEIGHTS)
+            found |= {content: (folder, name) for name, content in theirs.items()
+                      if content in contents and name in there}
+        except (OSError, ValueError, AttributeError, RecursionError, SafetensorError):
+            continue    # a damaged model, which is refused when it is loaded
+    return found
+
+
+def _names(path: Path) -> set[str]:
+    if not path.exists():
+        return set()
+    with safe_open(str(path), 'pt') as file:
+        return set(file.keys())
 
 
 def load(directory: Path, device: str = 'cpu') -> Traced:
     """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
     try:
         document = json.loads((directory / GRAPH).read_text())
-        weights = _weights(directory / WEIGHTS, device)
+        weights = _weights(directory / WEIGHTS, device) | _others(directory, device)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
     try:
@@ -54,13 +108,32 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
         raise ModelError(f'{directory / GRAPH}: {type(error).__name__}: {error}') from error
 
 
-def _weights(path: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read the weights from a file into new memory.
+def _others(directory: Path, device: str) -> dict[str, torch.Tensor]:
+    """Read the weights that only the files of other models have."""
+    lacks = lacking(directory)
+    places = beside(directory, set(lacks.values()))
+    names: dict[Path, dict[str, str]] = {}
+    for name, content in lacks.items():
+        if content not in places:
+            raise ModelError(f'{directory}: no file has the weight {name}')
+        folder, theirs = places[content]
+        names.setdefault(folder, {})[name] = theirs
+    found: dict[str, torch.Tensor] = {}
+    for folder, pairs in names.items():
+        read = _weights(folder / WEIGHTS, device, set(pairs.values()))
+        found |= {name: read[theirs] for name, theirs in pairs.items()}
+    return found
+
+
+def _weights(path: Path, device: str, only: Collection[str] | None = None
+             ) -> dict[str, torch.Tensor]:
+    """Read weights from a file into new memory; `only`: the names of these weights.
 
     Tensors that are mapped from a file would change when the file changes.
     """
     with safe_open(str(path), 'pt') as file:   # `safe_open` checks the header of the file
-        kinds = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        kinds = {name: file.get_tensor(name) for name in file.keys()  # noqa: SIM118
+                 if only is None or name in only}
         kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}
     with path.open('rb') as file:
         size = int.from_bytes(file.read(8), 'little')

@@ -63,8 +63,13 @@ class Traced:
 
         The bytes are a hash of the name, the type, the shape and the content of the tensor.
         """
-        return {name: fingerprint(name, tensor)
-                for name, tensor in sorted(self.tape.weights.items())}
+        return {name: hashlib.sha256(f'{name}\0{content}'.encode()).digest()[:8]
+                for name, content in self.contents.items()}
+
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """Return name -> SHA-256 of type, shape and content of each constant tensor, sorted."""
+        return {name: content_of(tensor) for name, tensor in sorted(self.tape.weights.items())}
 
     @cached_property
     def digest(self) -> str:
@@ -144,12 +149,11 @@ class Traced:
                      for o in self.tape.outputs)
 
 
-def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
-    """Return a hash of eight bytes, by which robot and server compare one weight."""
-    state = hashlib.blake2b(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode(),
-                            digest_size=8)
+def content_of(tensor: torch.Tensor) -> str:
+    """Return the SHA-256 of a tensor's type, shape and elements, in hexadecimal digits."""
+    state = hashlib.sha256(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
     state.update(flat(tensor.detach().cpu()).view(torch.uint8).numpy().data)
-    return state.digest()
+    return state.hexdigest()
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

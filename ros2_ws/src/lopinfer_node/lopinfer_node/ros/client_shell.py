@@ -37,7 +37,6 @@ from rclpy.node import Node
 
 from .. import qos
 from ..errors import LopinferError, RemoteError
-from ..model.files import save
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan
 from ..runtime.choice import NO_TABLE, PlannedTable
@@ -56,7 +55,7 @@ from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
 from ..runtime.services import PROTOCOL, READY, OpenRequest, PlansRequest, encode_plans, number
 from ..runtime.slow import slowed
-from ..runtime.store import UploadReply, UploadRequest, announce, send_model
+from ..runtime.store import UploadReply, UploadRequest, announce, send_traced
 from ..runtime.wire import Ack, Piece
 from .convert import (
     CLIENT,
@@ -299,7 +298,7 @@ class Client:
                 self._ask(self._set_plans, self._plans_request, self._on_plans_set,
                           self.machine.table)
             elif isinstance(action, Upload):
-                self._jobs.submit(self._send_model, self.traced)
+                self._jobs.submit(self._send_traced, self.traced)
             elif isinstance(action, MakePlans):
                 self._jobs.submit(self._make_plans, self.traced, action)
         self._channel.release(now)
@@ -383,7 +382,7 @@ class Client:
 
     # -- long tasks ------------------------------------------------------------------------------
 
-    def _send_model(self, traced: Traced) -> None:
+    def _send_traced(self, traced: Traced) -> None:
         reason, send = '', partial(self._send_part, traced)
         try:
             nbytes = sum(w.numel() * w.element_size() for w in traced.parameters.values())
@@ -391,8 +390,7 @@ class Client:
             # the model to disk.
             announce(traced.digest, nbytes, send)
             with tempfile.TemporaryDirectory() as folder:
-                save(traced, Path(folder))
-                send_model(Path(folder), traced.digest, send)
+                send_traced(traced, Path(folder), send)
         except LopinferError as error:
             reason = str(error)
         except Exception as error:   # such as a full disk; each library raises its own error type
@@ -409,7 +407,8 @@ class Client:
             data=octets(request.data)), timeout_sec=UPLOAD_LIMIT)
         if answer is None:
             raise RemoteError('the server does not answer the upload')
-        return UploadReply(answer.accepted, answer.reason, answer.received, answer.complete)
+        return UploadReply(answer.accepted, answer.reason, answer.received, answer.complete,
+                           list(answer.missing))
 
     def _make_plans(self, traced: Traced, action: MakePlans) -> None:
         graph = traced.graph.digest

@@ -177,6 +177,7 @@ class Server:
                 self.machine.on_stored(self.store.digests())
         response.accepted, response.reason = reply.accepted, reply.reason
         response.received, response.complete = reply.received, reply.complete
+        response.missing = list(reply.missing)
         return response
 
     def _on_set_plans(self, request: Any, response: Any, _: Call | None) -> Any:

@@ -1,8 +1,10 @@
 """The models that a server stores on disk, and their upload.
 
-    <directory>/<digest>/graph.json, weights.safetensors      complete
-    <directory>/<digest>.part/...                             still arriving
+    <directory>/<digest>/graph.json, contents.json, weights.safetensors      complete
+    <directory>/<digest>.part/...                                            still arriving
 
+A client first says what each weight contains, and then sends only the weights that no stored model
+has. Such a model reads the others from the files of other models, so these stay as long as it does.
 A client sends each file in parts. Before each part, the server names the offset at which the part
 must begin. So the server stores no part twice, even after a lost call or a restart, or if two
 robots send the same model.
@@ -13,9 +15,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from fleet_env.durable import flush
 
 from ..errors import ModelError, RemoteError
-from ..model.files import GRAPH, WEIGHTS, load, save
+from ..model.files import CONTENTS, GRAPH, MODEL, WEIGHTS, beside, lacking, load, save
 
 if TYPE_CHECKING:
     from ..model.traced import Traced
@@ -52,6 +53,7 @@ class UploadReply:
     reason: str = ''
     received: int = 0
     complete: bool = False
+    missing: Sequence[str] = ()
 
 
 class Store:
@@ -69,7 +71,7 @@ class Store:
 
     def digests(self) -> set[str]:
         """Return the digests of the complete models."""
-        return {p.name for p in self.directory.iterdir() if re.fullmatch('[0-9a-f]{64}', p.name)}
+        return {p.name for p in self.directory.iterdir() if MODEL.fullmatch(p.name)}
 
     def path(self, digest: str) -> Path:
         """Return the folder of a complete model."""
@@ -94,7 +96,7 @@ class Store:
             folder = self.directory / f'{traced.digest}.part'
             shutil.rmtree(folder, ignore_errors=True)
             save(traced, folder)
-            for file in FILES:
+            for file in (*FILES, CONTENTS):
                 flush(folder / file)
             self._complete(folder)
 
@@ -108,7 +110,7 @@ class Store:
         An unknown name could lead to a place outside the store. ``served``: digests of models that
         must not be deleted to make room.
         """
-        if not re.fullmatch('[0-9a-f]{64}', request.digest) or request.file not in FILES:
+        if not MODEL.fullmatch(request.digest) or request.file not in (CONTENTS, *FILES):
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is not a file "
                                       'of a model')
         if request.size > self.memory:
@@ -130,7 +132,7 @@ class Store:
         folder.mkdir(exist_ok=True)
         path = folder / (request.file + '.part')
         if (folder / request.file).exists():
-            return UploadReply(True, '', request.size, self._complete(folder))
+            return self._received(folder, request.file, request.size)
         received = self._append(path, request)
         if received < request.size:
             return UploadReply(True, '', received)
@@ -139,18 +141,35 @@ class Store:
             return UploadReply(False, f'{request.file} arrived damaged; send it again')
         flush(path)   # otherwise a power loss may leave an empty file
         path.rename(folder / request.file)
-        return UploadReply(True, '', received, self._complete(folder))
+        return self._received(folder, request.file, received)
+
+    def _received(self, folder: Path, file: str, size: int) -> UploadReply:
+        """Answer to the last part of a file."""
+        if file != CONTENTS:
+            return UploadReply(True, '', size, self._complete(folder))
+        try:
+            lacks = lacking(folder)
+        except ModelError as error:
+            (folder / file).unlink()
+            return UploadReply(False, str(error))
+        places = beside(folder, set(lacks.values()))
+        return UploadReply(True, '', size, False, [n for n, c in lacks.items() if c not in places])
 
     def _make_room(self, served: Collection[str]) -> bool:
         """Delete the least recently used models until there is room for one more.
 
-        Models in ``served`` are not deleted. Returns whether there is room.
+        Models in ``served`` are not deleted, and none from which others read weights. Returns
+        whether there is room.
         """
         folders = [p for p in self.directory.iterdir()
-                   if re.fullmatch(r'[0-9a-f]{64}(\.part)?', p.name)]
+                   if MODEL.fullmatch(p.name.removesuffix('.part'))]
         surplus = len(folders) - self.models + 1
-        idle = sorted((p for p in folders if p.name not in served), key=lambda p: p.stat().st_mtime)
-        for path in idle[:max(0, surplus)]:
+        if surplus <= 0:
+            return True
+        needed = {source for folder in folders for source in _sources(folder)}
+        idle = sorted((p for p in folders if p.name not in served and p not in needed),
+                      key=lambda p: p.stat().st_mtime)
+        for path in idle[:surplus]:
             shutil.rmtree(path, ignore_errors=True)
             for file in [f for f in self._hashes if f.parent == path]:
                 del self._hashes[file]
@@ -190,25 +209,48 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
         raise RemoteError(f'the server refuses the model: {reply.reason}')
 
 
+def _sources(folder: Path) -> set[Path]:
+    """Return the folders of the other models from which a model reads weights."""
+    try:
+        return {place for place, _ in beside(folder, set(lacking(folder).values())).values()}
+    except ModelError:
+        return set()    # a damaged model, which is refused when it is loaded
+
+
+def send_traced(traced: Traced, folder: Path, call: Callable[[UploadRequest], UploadReply]
+                ) -> None:
+    """Send a model; its files are written to ``folder``, with the weights that the server lacks.
+
+    Raises RemoteError if the server refuses the model, and every error that ``call`` raises.
+    """
+    save(traced, folder, ())
+    missing = _send(folder / CONTENTS, traced.digest, call).missing
+    save(traced, folder, missing)
+    send_model(folder, traced.digest, call)
+
+
 def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> None:
-    """Send both files of a model, each from the first byte that the server lacks.
+    """Send graph and weights of a model, each from the first byte that the server lacks.
 
     Raises RemoteError if the server refuses the model, and every error that ``call`` raises.
     """
     for name in FILES:
-        path = folder / name
-        with path.open('rb') as file:
-            sha256 = _hash(file).hexdigest()
-            size, offset, data = path.stat().st_size, 0, b''
-            while True:
-                reply = call(UploadRequest(digest, name, sha256, size, offset, data))
-                if not reply.accepted:
-                    raise RemoteError(f'the server refuses the model: {reply.reason}')
-                if reply.received >= size:
-                    break
-                offset = reply.received
-                file.seek(offset)
-                data = file.read(PART_BYTES)
+        _send(folder / name, digest, call)
+
+
+def _send(path: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> UploadReply:
+    with path.open('rb') as file:
+        sha256 = _hash(file).hexdigest()
+        size, offset, data = path.stat().st_size, 0, b''
+        while True:
+            reply = call(UploadRequest(digest, path.name, sha256, size, offset, data))
+            if not reply.accepted:
+                raise RemoteError(f'the server refuses the model: {reply.reason}')
+            if reply.received >= size:
+                return reply
+            offset = reply.received
+            file.seek(offset)
+            data = file.read(PART_BYTES)
 
 
 def _hash(file: Any) -> Any:
