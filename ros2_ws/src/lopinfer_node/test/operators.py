@@ -40,6 +40,8 @@ def _inverse_functions(x):
 def cases() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
     """Return a mapping from the name of each case to its module and the shapes of its inputs."""
     one: dict[str, nn.Module] = {
+        'no rule': fn(lambda x: torch.special.bessel_j0(x) + torch.searchsorted(
+            torch.arange(5.0), x) + torch.linalg.inv(x[0, 0, :9, :9] + 9 * torch.eye(9)).sum()),
         'relu in place': nn.Sequential(nn.ReLU(inplace=True)),
         'conv 3x3': nn.Conv2d(6, 4, 3, padding=1),
         'conv no padding': nn.Conv2d(6, 4, 5),

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from fleet_compute.operators import refusal
 
 from ..errors import ModelError
 from .footprint import Footprint, Interval, identity, whole
@@ -179,7 +180,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """Register a rule for operators by name (`conv2d` for every overload of `aten::conv2d`)."""
     def register(function: Rule) -> Rule:
         for name in names:
-            if name in RULES or name in WHOLE:
+            if name in RULES:
                 raise ValueError(f'operator {name} must have one rule, got {function.__name__} in '
                                  'addition')
             RULES[name] = function
@@ -187,36 +188,18 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-# Operators without a rule; one side computes such an operator whole. They are pure functions of
-# tensors, so a server can safely run them for a client.
-WHOLE = frozenset((
-    'argmin', 'argsort', 'cdist', 'cummax', 'cumprod', 'diag_embed',
-    'diagonal', 'einsum', 'fft_fft2', 'flip', 'gather', 'grid_sampler', 'grid_sampler_2d',
-    'index', 'index_add', 'index_put', 'index_select', 'kthvalue', 'max_unpool2d', 'median',
-    'native_group_norm', 'group_norm', 'instance_norm', 'nonzero_static', 'repeat_interleave',
-    'roll', 'rot90', 'scatter', 'scatter_add', 'select_scatter', 'slice_scatter', 'sort', 'take',
-    'topk', 'tril', 'triu', 'upsample_bicubic2d', 'affine_grid_generator', 'im2col', 'col2im',
-    'unfold', 'repeat', 'tile', 'cross', 'linalg_vector_norm',
-    '_adaptive_avg_pool3d', '_upsample_bicubic2d_aa', '_upsample_bilinear2d_aa', 'lstm', 'gru',
-    'rnn_tanh', 'rnn_relu', 'lstm_cell', 'gru_cell', 'rnn_tanh_cell', 'mv', 'dot', 'outer',
-    'bilinear', 'one_hot', 'cummin', 'bucketize', 'scatter_reduce', 'stft', 'fft_fft', 'fft_ifft',
-    'fft_rfft', 'fft_irfft', 'fft_ifft2', 'fft_rfft2', 'fft_irfft2', 'fft_fftn', 'fft_ifftn',
-    'fft_rfftn', 'fft_irfftn', 'fft_hfft', 'fft_ihfft', 'fft_fftshift', 'fft_ifftshift',
-    'real', 'imag', 'view_as_real', 'view_as_complex'))
-
-
 def divide(call: Call) -> Division:
-    """Divide a call by its operator's rule; raise ModelError if the operator is not allowed."""
-    if call.overload.namespace != 'aten' or call.overload._schema.is_mutable:
-        raise ModelError(f'operator {call.overload} is not a pure ATen operator')
+    """Divide a call by its operator's rule; one side computes an operator without a rule whole.
+
+    Raises ModelError if a server does not compute the operator.
+    """
+    if why := refusal(call.overload):
+        raise ModelError(f'operator {call.overload} {why}')
     if random(call.overload, call.arguments):
         raise ModelError(f'operator {call.overload} is random: robot and server would differ')
     check_arguments(call.op, call.arguments, call.dtype)
     found = RULES.get(call.op)
     if found is None:
-        if call.op not in WHOLE:
-            raise ModelError(f'operator {call.overload} is not in the list of those that run on a '
-                             'server')
         return indivisible(call)
     if all(value.axis is None for value in call.values):
         return indivisible(call, call.op in SINGLE_ROW_GLOBAL)

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fleet_compute.operators import find, refusal
 from fleet_env.durable import write_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
-from .calls import RULES, WHOLE, Weight
+from .calls import Weight
 from .precision import Precision
 from .tape import Record, Ref, Tape
 from .text import KINDS, VERSION, as_json
@@ -197,10 +198,13 @@ def _check(made: Record, shadows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
-    parts = str(name).split('.')
-    if len(parts) != 3 or parts[0] != 'aten' or parts[1] not in RULES and parts[1] not in WHOLE:
-        raise ModelError(f'operator {name} is not in the list of those that run on a server')
-    return getattr(getattr(torch.ops.aten, parts[1]), parts[2])
+    try:
+        overload = find(name)
+    except LookupError as error:
+        raise ModelError(str(error)) from None
+    if why := refusal(overload):
+        raise ModelError(f'operator {overload} {why}')
+    return overload
 
 
 def _shape(entry: dict[str, Any]) -> tuple[int, ...]:

@@ -1,0 +1,82 @@
+"""Which of PyTorch's operators a server computes for robots: a rule for schemas, few exceptions.
+
+An operator is computed if it is a pure function from tensors and plain values to tensors whose
+shapes do not depend on values. Programs come from robots of the team (SECURITY.md), and a server
+tries each one in another process first. So the rule protects against accidents: nothing opens a
+file, loads code, takes an address, or gives memory that was never written.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+NAMESPACES = ('aten', 'prims', 'torchvision')   # PyTorch's own, and those of torchvision
+
+_SCALAR = r'(Tensor|int|bool|float|complex|number|str|Device|Generator)'
+_ARGUMENT = re.compile(rf'{_SCALAR}|Optional\[{_SCALAR}\]|List\[{_SCALAR}\]'
+                       r'|List\[Optional\[Tensor\]\]|Optional\[List\[(int|float)\]\]')
+_RESULT = re.compile(r'Tensor|List\[Tensor\]')
+
+# Operators whose results have a fixed shape with the arguments that models use.
+_FIXED = ('one_hot', 'repeat_interleave')
+
+# Operators that the rule would admit; the names are those of whole operators.
+_DENIED = re.compile('|'.join((
+    'from_file',                                    # opens a file
+    r'_?(new_)?empty(_.*)?', '_efficientzerotensor',    # memory that nobody has written, or none
+    'resize.*', '_resize_output',
+    # addresses in the form of offsets, strides or indices: unchecked, or of another memory layout
+    'as_strided.*', '_reshape_alias.*', '_nested_view.*', r'_unsafe_(masked_)?index.*', '_index_put_impl',
+    '_embedding_bag.*', '_jagged.*', '_padded_dense_to_jagged.*', '_segment_reduce.*',
+    # tensors that are not dense, or of a library that has its own memory formats
+    r'.*(sparse|quantiz|nested|mkldnn|_cslt|_cs[rc]|_coo|_bs[rc]).*', '.*int[48]pack.*',
+    # kernels for one device, which the general operators choose themselves
+    r'_?(cudnn|miopen|mps|nnpack|thnn|triton|philox)_(?!batch_norm$).*', '.*_mps',
+    '_.*_(for|on)_(cpu|mps)',
+    r'_(flash|efficient)_attention_.*', r'_scaled_dot_product_(flash|efficient|cudnn|fused).*',
+    # PyTorch's own machinery: tests, tracing, gradients
+    '_test_.*', '_foobar', '_(make|fw)_.*', '.*_backward(_.*)?', '_(functional_)?(assert|sym).*',
+    '_?(pin_memory|to_copy_from|copy_from).*', '_lazy_clone', 'record_stream',
+)))
+
+
+@lru_cache(4096)
+def refusal(overload: Any) -> str:
+    """Return why a server does not compute an operator, as the end of a sentence; '' if it does.
+
+    `overload`: a `torch._ops.OpOverload`.
+    """
+    schema = overload._schema
+    space, _, name = schema.name.partition('::')
+    if space not in NAMESPACES:
+        return f'is of {space}, not of {", ".join(NAMESPACES)}'
+    if schema.is_mutable:
+        return 'changes its arguments'
+    for argument in schema.arguments:
+        if not _ARGUMENT.fullmatch(str(argument.type)):
+            return f'takes {argument.type}, which is neither tensor nor plain value'
+    if not schema.returns or not all(_RESULT.fullmatch(str(r.type)) for r in schema.returns):
+        return 'does not return tensors only'
+    dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+    if dynamic.intersection(overload.tags) and name not in _FIXED:
+        return 'has a result whose shape depends on values'
+    if _DENIED.fullmatch(name):
+        return 'is one that a server never computes'
+    return ''
+
+
+def find(name: str) -> Any:
+    """Return the operator with a name such as 'aten.relu.default', whether or not it is computed.
+
+    Raises LookupError if this PyTorch does not have it.
+    """
+    parts = str(name).split('.')
+    if len(parts) == 3 and parts[0] in NAMESPACES and all(p.isidentifier() for p in parts):
+        packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+        if isinstance(packet, torch._ops.OpOverloadPacket) and parts[2] in packet.overloads():
+            return getattr(packet, parts[2])
+    raise LookupError(f'PyTorch {torch.__version__} has no operator {str(name)[:80]}')
