@@ -30,8 +30,9 @@ _DENIED = re.compile('|'.join((
     r'_?(new_)?empty(_.*)?', '_efficientzerotensor',    # memory that nobody has written, or none
     'resize.*', '_resize_output',
     # addresses in the form of offsets, strides or indices: unchecked, or of another memory layout
-    'as_strided.*', '_reshape_alias.*', '_nested_view.*', r'_unsafe_(masked_)?index.*', '_index_put_impl',
-    '_embedding_bag.*', '_jagged.*', '_padded_dense_to_jagged.*', '_segment_reduce.*',
+    'as_strided.*', '_reshape_alias.*', '_nested_view.*', r'_unsafe_(masked_)?index.*',
+    '_index_put_impl', '_embedding_bag.*', '_jagged.*', '_padded_dense_to_jagged.*',
+    '_segment_reduce.*',
     # tensors that are not dense, or of a library that has its own memory formats
     r'.*(sparse|quantiz|nested|mkldnn|_cslt|_cs[rc]|_coo|_bs[rc]).*', '.*int[48]pack.*',
     # kernels for one device, which the general operators choose themselves
