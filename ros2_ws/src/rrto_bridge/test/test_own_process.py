@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 import remote
 import torch
-from fleet_ros.own_gpu import OWN_DEVICE
+from fleet_ros.own_gpu import OWN_DEVICE, OWN_VISIBLE, VISIBLE, own_gpu
 from fleet_testing import Lines, eventually, mostly_long
 from processes import Domain, children
+from rrto_bridge.cli.run import for_program
 from rrto_bridge.client import ownprocess
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.client.migration import carried, restored
 from rrto_bridge.client.ownprocess import Here, OwnGpu, OwnProcess
 from rrto_bridge.client.percall import PerCall
+from rrto_bridge.client.settings import Settings
 from rrto_bridge.execution.context import Context
 from rrto_bridge.protocol.errors import LinkError, RrtoError
 from rrto_bridge.protocol.record import Meta
@@ -176,6 +178,31 @@ def test_tensors_that_are_carried_share_memory_as_before():
         restored(carried(there))
 
 
+def test_a_process_that_cannot_start_leaves_the_cpu(capsys, monkeypatch):
+    def start(device):
+        raise BlockingIOError('no process is left')
+    monkeypatch.setattr(ownprocess, 'OwnProcess', start)
+    expected = program('cpu', PASSES)
+    remote.start('replay', 12, journal=True, local=Here('cpu'))
+    close(program('cuda', PASSES), expected)
+    assert capsys.readouterr().err.splitlines() == [
+        "rrto: no process for this machine's GPU: no process is left",
+        'rrto: the server is lost; continuing on this machine']
+
+
+@pytest.mark.parametrize('outside', [None, '', '1'])
+def test_rrto_run_hides_the_gpu_and_keeps_what_the_user_has_hidden(outside, monkeypatch, capsys):
+    monkeypatch.delenv(OWN_VISIBLE, raising=False)
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if outside is not None:
+        monkeypatch.setenv(VISIBLE, outside)
+    for _ in range(2):   # the second time, within the first `rrto run`
+        _, found = for_program(['python', 'app.py'], Settings())
+        assert found[VISIBLE] == 'rrto' and found.get(OWN_VISIBLE) == outside
+        monkeypatch.setattr(os, 'environ', found)
+    assert ('does not hide' in capsys.readouterr().err) == (outside == '')
+
+
 # -- whole programs --------------------------------------------------------------------------------
 
 PROGRAM = '''
@@ -230,13 +257,17 @@ def goes_on(program):
     program.wait(f'^{at + 300}$')
 
 
-def test_a_program_goes_on_in_its_process_and_takes_it_along_at_its_end(domain):
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=[
+    pytest.mark.gpu, pytest.mark.skipif(not own_gpu(), reason='no GPU')])])
+def test_a_program_goes_on_in_its_process_and_takes_it_along_at_its_end(domain, device):
+    domain.env[OWN_DEVICE] = device
     server = domain.server('o', lease=600.0)   # longer than the test waits
     server.wait('serving as o')
     programs = started(domain, 'o'), started(domain, 'o')
     server.process.kill()
     for one in programs:
-        one.wait('continuing on this machine, on its CPU')
+        one.wait('continuing on this machine, on its '
+                 + ('CPU$' if device == 'cpu' else '(?!CPU)'))
         goes_on(one)
     owned = [pid for one in programs for pid in own_processes(one)]
     assert len(owned) == 2

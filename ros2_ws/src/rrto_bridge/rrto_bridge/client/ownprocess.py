@@ -143,8 +143,13 @@ class Here:
 
     def prepare(self) -> None:
         """Start the process, so that it is ready when the server is lost; do not wait for it."""
-        if self._device and self._process is None:
+        if not self._device or self._process is not None:
+            return
+        try:
             self._process = OwnProcess(self._device)
+        except OSError as error:   # such as too many processes or files
+            self._device = ''
+            print(f"rrto: no process for this machine's GPU: {error}", file=sys.stderr)
 
     def places(self, machine: ClientMachine) -> Iterator[OwnGpu | InProcess]:
         """Yield a port to each place; their handles follow those of ``machine``.

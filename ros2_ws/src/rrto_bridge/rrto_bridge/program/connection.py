@@ -20,7 +20,6 @@ from ..client.inprocess import InProcess
 from ..client.migration import migrate
 from ..client.ownprocess import Here, OwnGpu
 from ..client.percall import NoReplay, PerCall
-from ..execution.context import Context
 from ..protocol.errors import LinkError, RrtoError, UnknownOperator
 from .turns import Turns
 
@@ -188,8 +187,8 @@ class Connection:
         self._lost = None
         print('rrto: the server is back; continuing there', file=sys.stderr)
 
-    def _tensors(self) -> Context:
-        """Return the tensors of the program, which continues on this machine."""
+    def _tensors(self) -> Any:
+        """Return a `Context` with the tensors of the program, which continues on this machine."""
         self.ask('synchronize')
         port = self.engine.port
         assert isinstance(port, (InProcess, OwnGpu))
