@@ -27,7 +27,8 @@ class PolicySettings(ManagedSettings, LinkSettings, CoreSettings):
     inference: Literal['alone', 'lopinfer', 'rrto'] = setting(
         'lopinfer', 'who computes beside the robot. alone: nobody; lopinfer: a server of LOPInfer, '
                     'or both together; rrto: the server of `rrto run`, in which the node runs')
-    server: str = setting('/lopinfer', "namespace of LOPInfer's server")
+    server: str = setting('/lopinfer', "namespace of LOPInfer's server; several, separated by "
+                                       'commas: the fastest takes an inference')
     method: Literal[METHODS] = setting(  # type: ignore[valid-type]
         LOSS, "LOPInfer's method of planning")
     slowdown: float = setting(1.0, 'emulate a slower robot: factor on its computing time; 1: off',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import itertools
 import os
@@ -13,7 +14,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import rclpy
@@ -29,13 +29,12 @@ from torch.utils._device import DeviceContext
 from .errors import ModelError
 from .model.snapshot import Snapshot
 from .model.state import every_hook
-from .model.traced import trace
-from .ros.client_shell import Client, ClientOptions
-from .runtime.client import OPEN, Report
+from .model.traced import Traced, trace
+from .ros.client_shell import UPDATING, ClientOptions, Replaced
+from .ros.servers import Servers
+from .runtime.client import Report
 from .runtime.planner import TablePlanner
 
-# seconds between background checks of the model, for changes that a call does not detect
-LOOK_PERIOD = 0.25
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
 # only one trace at a time, because torch patches itself during a trace
@@ -51,66 +50,73 @@ class OffloadedModel:
     machine if one of these conditions holds; `reason` says which one:
 
     - The inputs differ from those of the trace, for example in shape, dtype, device or nesting.
-    - The model cannot be traced, or has changed since the trace.
+    - The model cannot be traced.
+    - The model has changed since the trace; `update` shares it again.
     - A mode of PyTorch is active that can change results, such as autocast.
     - `close` was called.
     """
 
     def __init__(self, model: torch.nn.Module, robot: str, options: ClientOptions) -> None:
         self.model = model
-        self._reason = ''           # why no call is shared any more
+        self._ended = ''            # why no call is shared any more
+        self._reason = ''           # why the model cannot be traced
         self._whole_reason = ''     # why the last call was not shared
         self._warned: set[str] = set()
         self._name, self._options = robot, options
-        self._client: Client | None = None
-        self._opening = threading.Lock()   # makes other threads wait during the first call
-        self._closed = threading.Event()
-        self._traced: Snapshot      # state of the model when it was traced
-        # how tensors are nested in the arguments; `_outputs`: how they are nested in the results
-        self._inputs: Any = None
-        self._outputs: Any = None
-        self._devices: list[torch.device] = []   # devices of the inputs
-        self._default = torch.get_default_dtype()
-        self._repeats = False       # whether the inputs of the trace contain the same tensor twice
+        self._client: Servers | None = None
+        self._given: _Given | None = None
+        # example inputs (args, kwargs) of the first trace; None before
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._updating = threading.Lock()
+        # held while a client is opened, gets another model or is closed; taken after `_updating`
+        self._opening = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one inference, shared with the server if possible."""
         kwargs = dict(sorted(kwargs.items()))  # the order of keyword arguments does not matter
-        with self._opening:
-            if self._client is None and not self._reason:
-                self.connect(*args, **kwargs)
+        if self._example is None:
+            with self._opening:   # other threads wait during the first call
+                if self._example is None and not self._ended:
+                    self.connect(*args, **kwargs)
         began = time.perf_counter()
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        client = self._client
-        if client is None or not self._current():
-            return self._whole(client, self._reason, args, kwargs)
-        self._whole_reason = why = self._misfit(client, leaves, structure)
+        client, given = self._client, self._given
+        why = self._unshared()
+        if why or client is None or given is None:
+            return self._whole(client, why, args, kwargs)
+        self._whole_reason = why = given.misfit(leaves, structure)
         if why:
             self._warn(why)
-            return self._whole(client, why, args, kwargs)
-        results = client.infer(leaves, time.perf_counter() - began)
-        return pytree.tree_unflatten(list(results), self._outputs)
+            results = self._whole(client, why, args, kwargs)
+            given.snapshot.settle()   # what the model's code has stored is no change
+            return results
+        try:
+            results = client.infer(leaves, time.perf_counter() - began, given.traced)
+        except Replaced:
+            return self._whole(client, UPDATING, args, kwargs)
+        return pytree.tree_unflatten(list(results), given.outputs)
 
-    def _whole(self, client: Client | None, why: str, args: tuple[Any, ...],
+    def _whole(self, client: Servers | None, why: str, args: tuple[Any, ...],
                kwargs: dict[str, Any]) -> Any:
         if client is not None:
             client.note_whole(why)
-        current = client is not None and not self._reason
-        with torch.no_grad(), self._traced.running() if current else contextlib.nullcontext():
+        with torch.no_grad():
             return self.model(*args, **kwargs)
 
-    def _current(self) -> bool:
-        """Return whether the model is unchanged since the trace.
+    def _unshared(self) -> str:
+        """Return why the model as it is now is not shared; '' if it is.
 
         If the model has changed, store the reason and warn.
         """
-        if self._reason:
-            return False
-        changed = self._traced.change()
-        if changed:
-            self._reason = f'{changed} was changed after the model was traced: open it again'
-            self._warn(self._reason)
-        return not changed
+        if why := self._ended or (UPDATING if self._updating.locked() else self._reason):
+            return why
+        given = self._given
+        if given is None:
+            return ''
+        if not given.changed and (changed := given.snapshot.change()):
+            given.changed = f'{changed} was changed after the model was traced: call update()'
+            self._warn(given.changed)
+        return given.changed
 
     def _warn(self, why: str) -> None:
         """Warn once for each reason, but at most `MOST_WARNINGS` times."""
@@ -118,77 +124,74 @@ class OffloadedModel:
             self._warned.add(why)
             warnings.warn(f'{why}; it runs whole on this machine', stacklevel=_level_of_caller())
 
-    def _misfit(self, client: Client, leaves: list[Any], structure: Any) -> str:
-        """Return why these inputs do not fit the traced inputs; '' if they fit."""
-        if structure != self._inputs:
-            return (f'{type(self.model).__name__}: the inputs must be nested, named and ordered '
-                    'like the traced ones')
-        if other := _no_plain_tensor(leaves):
-            return f'{type(self.model).__name__}: an input is {other}, not a plain tensor'
-        try:
-            client.traced.check_inputs(leaves)
-        except ModelError as error:
-            return str(error)
-        devices = [leaf.device for leaf in leaves]
-        if devices != self._devices:
-            return f'the inputs must be on {self._devices} like the traced ones, got {devices}'
-        if not self._repeats and len(set(map(id, leaves))) < len(leaves):
-            return ('two inputs are the same tensor, which a model can detect: trace it with such '
-                    'an example')
-        if client.traced.writes and _overlap(leaves):
-            return (f'{type(self.model).__name__} writes to its inputs, and two of them share '
-                    'memory: give it copies')
-        if torch.get_default_dtype() is not self._default:
-            return "PyTorch's default dtype has changed since the model was traced"
-        return _modes()
-
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with these example inputs; then look for the server in the background."""
         kwargs = dict(sorted(kwargs.items()))
+        self._take(args, kwargs, apart=False)
+        copies: dict[int, Any] = {}   # by the input, because one tensor may be two inputs
+        self._example = pytree.tree_map(lambda leaf: copies.setdefault(
+            id(leaf), leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf),
+            (args, kwargs))
+
+    def update(self) -> None:
+        """Trace the model as it is now, and share it again; the server gets it if it lacks it.
+
+        Call this after a change of the model, for example when new weights were loaded. The trace
+        uses the example inputs of the first one, and takes as long. Meanwhile, calls of other
+        threads run whole on this machine. The model must not be changed meanwhile; a change that
+        later calls detect has the effect that it has at any time.
+
+        If the model cannot be traced any more, or cannot be copied by `copy.deepcopy`, it runs
+        whole, and `reason` and a warning say why. Before the first call, which traces the model,
+        and after `close` this does nothing.
+        """
+        if self._ended:
+            return
+        with self._updating:
+            with self._opening:   # wait for the end of the first trace
+                example = self._example
+            if example is not None:
+                self._warned.clear()
+                self._take(*example, apart=True)
+
+    def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool) -> None:
+        """Trace the model; open a client with it, or give it to the client."""
         try:
-            with _tracing:
-                traced = trace(self.model, *args, **kwargs)
-                self._traced = Snapshot(self.model, partial(self._run_once, args, kwargs))
+            given = _Given(self.model, args, kwargs, apart)
         except ModelError as error:
             self._reason = str(error)
             self._warn(self._reason)
             return
-        leaves, self._inputs = pytree.tree_flatten((args, kwargs))
-        self._outputs = traced.structure
-        self._devices = [leaf.device for leaf in leaves]
-        self._default = torch.get_default_dtype()
-        self._repeats = len(set(map(id, leaves))) < len(leaves)
+        with self._opening:
+            if self._ended:
+                return
+            if self._client is None:
+                self._client = self._opened(given.traced)
+            else:
+                self._client.update(given.traced)
+            self._given, self._reason = given, ''
+
+    def _opened(self, traced: Traced) -> Servers:
         key = team_key(self._options.access)  # refuses the network before this process joins it
         self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
         bound_parameters(self._node, writable=False)
-        self._client = Client(self._node, traced, self._options)
+        client = Servers(self._node, traced, self._options)
         self._spinning = Spinning(self._node)
-        threading.Thread(target=self._watch, name='weights', daemon=True).start()
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
+        return client
 
     def _after_fork(self) -> None:
         """Compute whole in a forked child: its parent has the session and the threads."""
-        self._client, self._reason = None, 'this process was forked after the model was shared'
-
-    def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # copies, because the model may write to its inputs
-        args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))
-        with torch.no_grad():
-            self.model(*args, **kwargs)
-
-    def _watch(self) -> None:
-        """Check the model repeatedly, for changes that `__call__` does not detect."""
-        while not self._closed.wait(LOOK_PERIOD) and not self._traced.look():
-            pass
+        self._client, self._ended = None, 'this process was forked after the model was shared'
 
     @property
     def shared(self) -> bool:
-        """Return whether the server is ready."""
-        return self._client is not None and self._client.machine.state == OPEN
+        """Return whether a server is ready."""
+        return self._client is not None and self._client.is_open
 
     @property
     def reason(self) -> str:
@@ -196,13 +199,14 @@ class OffloadedModel:
 
         The result is '' if there is no such reason.
         """
-        return self._reason or self._whole_reason or (
-            '' if self._client is None else self._client.machine.reason)
+        return self._ended or (UPDATING if self._updating.locked() else self._reason) or (
+            self._given.changed if self._given else '') or self._whole_reason or (
+            '' if self._client is None else self._client.present.machine.reason)
 
     @property
     def report(self) -> Report | None:
         """Return counters and the times of the last inference; None before the model is traced."""
-        return None if self._client is None else self._client.machine.report
+        return None if self._client is None else self._client.report
 
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until the server is ready; return whether it is ready."""
@@ -211,16 +215,82 @@ class OffloadedModel:
 
     def close(self) -> None:
         """Disconnect from the server; the model runs on this machine from now on."""
-        if self._client is None:
+        if self._ended:
             return
-        self._closed.set()
+        with self._opening:
+            client, self._client, self._ended = self._client, None, 'closed'
+        if client is None:
+            return
         self._spinning.close()
-        self._client.close()
+        client.close()
         self._node.destroy_node()
-        self._client, self._reason = None, 'closed'
         with _names_lock:
             _names.discard(self._robot)
         self._context.try_shutdown()
+
+
+class _Given:
+    """A model as it was when it was traced, and the inputs with which it can be shared.
+
+    ``apart``: trace a copy of the model with the same weights, because other threads may run the
+    model. Raises ModelError if the model cannot be traced or copied.
+    """
+
+    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+                 apart: bool) -> None:
+        self.changed = ''    # what has changed since then
+        before = Snapshot(model) if apart else None
+        source = _twin(model) if apart else model
+        leaves, self._inputs = pytree.tree_flatten((args, kwargs))
+
+        def run() -> None:
+            # copies, because the model may write to its inputs
+            own, named = pytree.tree_map(torch.clone, (args, kwargs))
+            with torch.no_grad():
+                source(*own, **named)
+        with _tracing:
+            self.traced = trace(source, *args, **kwargs)
+            self.snapshot = before or Snapshot(model)
+            self.snapshot.note_results(source, run)
+        self.outputs: Any = self.traced.structure   # how tensors are nested in the results
+        self._devices = [leaf.device for leaf in leaves]
+        self._default = torch.get_default_dtype()
+        self._repeats = len(set(map(id, leaves))) < len(leaves)
+
+    def misfit(self, leaves: list[Any], structure: Any) -> str:
+        """Return why these inputs do not fit the traced inputs; '' if they fit."""
+        name = self.traced.name
+        if structure != self._inputs:
+            return f'{name}: the inputs must be nested, named and ordered like the traced ones'
+        if other := _no_plain_tensor(leaves):
+            return f'{name}: an input is {other}, not a plain tensor'
+        try:
+            self.traced.check_inputs(leaves)
+        except ModelError as error:
+            return str(error)
+        devices = [leaf.device for leaf in leaves]
+        if devices != self._devices:
+            return f'the inputs must be on {self._devices} like the traced ones, got {devices}'
+        if not self._repeats and len(set(map(id, leaves))) < len(leaves):
+            return ('two inputs are the same tensor, which a model can detect: trace it with such '
+                    'an example')
+        if self.traced.writes and _overlap(leaves):
+            return f'{name} writes to its inputs, and two of them share memory: give it copies'
+        if torch.get_default_dtype() is not self._default:
+            return "PyTorch's default dtype has changed since the model was traced"
+        return _modes()
+
+
+def _twin(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model whose modules hold the same tensors."""
+    memo: dict[int, Any] = {
+        id(value): value for m in model.modules() for held in (vars(m), m._parameters, m._buffers)
+        for value in held.values() if isinstance(value, torch.Tensor)}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:   # the objects of a model can raise any exception
+        raise ModelError(f'{type(model).__name__} cannot be copied: {type(error).__name__}: '
+                         f'{error}; open it again') from error
 
 
 def _level_of_caller() -> int:
@@ -240,7 +310,8 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
             ) -> Iterator[OffloadedModel]:
     """Share the inferences of ``model`` with the server while the context is open.
 
-    :param server: namespace of the server.
+    :param server: namespace of the server, or of several, separated by commas: the fastest one
+        takes an inference, and the others know the model.
     :param example: input, or tuple of inputs, with which the model is traced; by default the
         inputs of the first call.
     :param robot: namespace of this robot, which must be unique; by default the robot of the key,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from fleet_ros.ending import Interruption
@@ -15,13 +14,13 @@ PACKAGES = ('lopinfer_node',)
 
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve models until the process is stopped; return the exit code, 0 for a clean end."""
-    return run(_build_server, partial(_serve, over=lambda node: node.drained), args, PACKAGES,
+    return run(_build_server, _serve, args, PACKAGES,
                lambda given: look_before('lopinfer_server', '/', given))
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
     """Answer images with results until the process is stopped; return the exit code, 0 if clean."""
-    return run(_build_client, _serve, args, PACKAGES,
+    return run(_build_client, _infer, args, PACKAGES,
                lambda given: look_before('lopinfer_client', '/', given))
 
 
@@ -35,9 +34,11 @@ def _build_client() -> Any:
     return ClientNode()
 
 
-def _serve(node: Any, interruption: Interruption,
-           over: Callable[[Any], bool] = lambda node: False) -> int:
-    stopped: list[bool] = []
-    spin_until(node, lambda: bool(stopped or node.error or over(node)), interruption,
-               lambda: stopped.append(True))
+def _serve(node: Any, interruption: Interruption) -> int:
+    spin_until(node, lambda: node.drained, interruption, node.shutdown)
+    return 0
+
+
+def _infer(node: Any, interruption: Interruption) -> int:
+    spin_until(node, lambda: bool(interruption or node.error), interruption)
     return fail(node.error) if node.error else 0

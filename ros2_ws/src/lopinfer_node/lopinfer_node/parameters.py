@@ -88,7 +88,8 @@ class ClientSettings(NodeSettings, Settings):
     width: int = setting(224, "columns of the model's input", ge=1, le=8192)
     mean: tuple[float, ...] = setting(MEAN, 'value subtracted from each channel, which is 0 to 1')
     std: tuple[float, ...] = setting(STD, 'divisor of each channel after the subtraction')
-    server: str = setting('/lopinfer', 'namespace of the server')
+    server: str = setting('/lopinfer', 'namespace of the server; several, separated by commas: the '
+                                       'fastest takes an inference')
     method: Literal[METHODS] = setting(LOSS, 'method of planning')  # type: ignore[valid-type]
     slowdown: float = setting(1.0, 'emulate a slower robot: factor on the computing time; 1: off',
                               ge=1.0, le=1000.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, Plan
-from lopinfer_node.runtime.choice import PlannedTable
+from lopinfer_node.runtime.choice import LATER, NO_TABLE, PlanChoice, PlannedTable
 from lopinfer_node.runtime.client import (
     CHECKING,
     OPEN,
@@ -156,6 +156,24 @@ def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone
     assert machine.choose(limit) is None
 
 
+def test_a_request_waits_longer_while_the_server_serves_others():
+    machine = opened()
+    _, pieces = begin(machine, 1.0)
+    limit = machine.limit
+    assert limit == pytest.approx(1.0 + pieces[0].within)
+    machine.on_ack(Ack(pieces[-1].packet, 0, 1.01, 5, rate=20e6, wait=4.0), 1.01)
+    assert machine.limit == pytest.approx(limit + LATER * 4.0)
+    for nonsense in (math.nan, math.inf, -1.0):
+        machine.on_ack(Ack(pieces[-1].packet, 0, 1.02, 5, rate=20e6, wait=nonsense), 1.02)
+    assert machine.limit == pytest.approx(limit + LATER * 4.0)
+
+
+def test_a_request_does_not_wait_for_others_longer_than_the_robot_alone_takes():
+    choice = PlanChoice(alike([0.0, 2e6], [Plan.device_only(GRAPH), Plan.server_only(GRAPH)],
+                              [0.5, 0.1]))
+    assert choice.wait(0.2, 0.0) == pytest.approx(LATER * 0.2) and choice.wait(9.0, 0.0) == 0.5
+
+
 def test_a_probe_that_is_answered_brings_the_server_back_after_the_penalty():
     machine = opened()
     begin(machine, 1.0)
@@ -260,6 +278,20 @@ def test_foreign_and_damaged_pieces_are_dropped_without_an_answer(other):
     good = Piece(5, NUMBER, 0, 1, 1, 0, 1, 2, 0.0, bytes(8)).sealed()
     assert machine.on_piece(replace(good, **other), 1.01) == []
     assert sum(machine.dropped.values()) == 1
+
+
+def test_another_model_is_opened_anew_with_the_plans_that_fit_or_with_new_ones():
+    machine = opened()
+    assert machine.on_model(TABLE, 1.0) == [CallOpen()]
+    assert machine.choose(1.1) is None and 'the model was updated' in machine.alone
+    assert machine.on_open(OpenReply(MISSING, 'who?'), 1.2) == [Upload()]
+    assert machine.on_uploaded('', 1.3) == [CallOpen()]
+    assert machine.on_open(OpenReply(READY, '', 8), 1.4) == [CallSetPlans()]
+    answer(machine, machine.on_plans_set(READY, '', 1.5), 1.5)
+    assert machine.state == OPEN and machine.choose(1.6) == 2
+    assert machine.on_model(NO_TABLE, 2.0) == [CallOpen()]
+    assert machine.choose(2.1) is None
+    assert isinstance(machine.on_open(OpenReply(READY, '', 9), 2.2)[0], MakePlans)
 
 
 HERE, THERE = Plan.device_only(GRAPH), Plan.server_only(GRAPH)

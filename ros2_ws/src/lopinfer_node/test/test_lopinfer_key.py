@@ -148,7 +148,7 @@ def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(key
                 stranger.publishers['down'].publish(false_results(message))
             same(shared(x), want)
         eventually(lambda: server.machine.dropped['unproved'] > before)
-        eventually(lambda: shared._client.machine.dropped['unproved'] > 0)
+        eventually(lambda: shared._client.present.machine.dropped['unproved'] > 0)
         assert shared.shared and server.machine.clients == ['robot1']
         # calls that are not sealed, and sealed ones that somebody else or nobody has made
         for name, request in (('open', srv.Open.Request(protocol=3, client='robot1')),
@@ -160,6 +160,19 @@ def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(key
             answer = stranger.call(name, request)
             assert not answer.reason and not len(answer.sealed)
         same(shared(inputs[0]), wanted[0])
+
+
+def test_an_updated_model_is_sealed_and_shared_too(keys, tmp_path):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(tmp_path, access=keys['fleet']), \
+            shared_by(keys['robot1'], model, x) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        for sign in (-3.0, 2.0):
+            with torch.no_grad():
+                model.head.weight.mul_(sign)
+            shared.update()
+            before = shared.report.offloaded
+            eventually(lambda n=before: same(shared(x), model(x)) or shared.report.offloaded > n)
 
 
 def test_what_was_heard_of_a_session_is_of_no_use_in_the_next(keys, tmp_path):
@@ -184,7 +197,7 @@ def test_what_was_heard_of_a_session_is_of_no_use_in_the_next(keys, tmp_path):
                 assert not answer.incarnation and not server.machine.clients
             with shared_by(keys['robot1'], model, x) as shared:
                 assert shared.wait(LIMIT), shared.reason
-                client = shared._client.machine
+                client = shared._client.present.machine
                 old = [(name, message) for name, messages in stranger.heard.items()
                        for message in messages]
 
@@ -226,7 +239,7 @@ def test_a_key_opens_only_what_is_meant_for_its_robot(keys, tmp_path):
             server_here(tmp_path, access=keys['robot1']):
         pass
     with offload(model, example=x, options=ClientOptions(halves, access=keys['robot2'])) as shared:
-        assert shared._client.robot == 'robot2', 'the robot of the key'
+        assert shared._client.present.robot == 'robot2', 'the robot of the key'
 
 
 def test_off_this_machine_nothing_starts_without_a_key_or_consent(tmp_path, monkeypatch, keys):
@@ -253,7 +266,7 @@ def test_a_robot_that_opens_its_model_again_goes_on_in_its_session(keys, tmp_pat
     with server_here(tmp_path, access=keys['fleet']) as server, \
             shared_by(keys['robot1'], model, x) as shared:
         assert shared.wait(LIMIT), shared.reason
-        machine = shared._client.machine
+        machine = shared._client.present.machine
 
         def opens(now):
             machine._enter(OPENING, 'a test')
@@ -262,7 +275,7 @@ def test_a_robot_that_opens_its_model_again_goes_on_in_its_session(keys, tmp_pat
             return [*machine.on_time(now), CallOpen(), CallOpen()]
         for _ in range(3):
             same(shared(x), model(x))
-            shared._client._step(opens)
+            shared._client.present._step(opens)
             assert shared.wait(LIMIT), shared.reason
         before = shared.report.offloaded
         for _ in range(5):

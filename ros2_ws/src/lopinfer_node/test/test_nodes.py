@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +37,7 @@ from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from lopinfer_node.runtime import client
 from lopinfer_node.runtime.choice import PlannedTable
+from lopinfer_node.runtime.program import Program
 from lopinfer_node.runtime.recording import Recording
 from lopinfer_node.runtime.server import PreparePlans
 from lopinfer_node.runtime.services import PlansRequest
@@ -106,6 +109,11 @@ def halves(traced, fixed, per_share):
     cuts = np.where(whole, 0, graph.extents // 2)
     yield PlannedTable([0.0], [Plan.of_cuts(graph, cuts, cuts)], np.array([[0]]),
                        np.array([[2.0]]))
+
+
+def everything_there(traced, fixed, per_share):
+    """Yield one table whose plan computes everything on the server."""
+    yield PlannedTable([0.0], [Plan.server_only(traced.graph)], np.array([[0]]), np.array([[2.0]]))
 
 
 def same(got, want):
@@ -213,7 +221,7 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
     made, begun, go_on = [], threading.Event(), threading.Event()
 
-    def slow(traced, request, recording):
+    def slow(traced, request, recording, prepared):
         made.append(request.client)
         begun.set()
         assert go_on.wait(LIMIT)
@@ -291,7 +299,7 @@ def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypa
     with server_here(store), offload(
             Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
         try:
-            eventually(lambda: shared._client.machine.state != client.OPENING)
+            eventually(lambda: shared._client.present.machine.state != client.OPENING)
         finally:
             with changed:
                 connected.append(True)
@@ -309,7 +317,7 @@ def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(s
     with server_here(store):
         context = offload(Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(plans))
         shared = context.__enter__()
-        machine, jobs = shared._client.machine, shared._client._jobs
+        machine, jobs = shared._client.present.machine, shared._client.present._jobs
         assert planning.wait(LIMIT)
         threading.Thread(target=lambda: (context.__exit__(None, None, None), closed.set())).start()
         try:
@@ -445,16 +453,6 @@ def test_a_named_tuple_is_one_input():
         assert 'nested' not in shared.reason and shared.report.requests == 1
 
 
-def test_a_write_that_pytorch_does_not_count_ends_the_sharing_of_a_model():
-    model, x = Small().eval(), torch.rand(SHAPE)
-    with offload(model, example=x) as shared:
-        same(shared(x), model(x))
-        model.first.weight.detach().numpy()[:] = 0
-        eventually(shared._traced.look)
-        with pytest.warns(UserWarning, match='first.weight was changed'):
-            same(shared(x), model(x))
-
-
 @pytest.mark.parametrize('names', [('left', 'right'), ('right', 'left')])
 def test_arguments_given_by_name_may_come_in_any_order(names):
     class Subtract(torch.nn.Module):
@@ -469,18 +467,156 @@ def test_arguments_given_by_name_may_come_in_any_order(names):
     result += 1
 
 
-def test_weights_that_change_after_the_model_was_traced_are_not_mixed_with_the_servers(store):
-    model, other, x = Small().eval(), Small().eval(), torch.rand(SHAPE)
-    with server_here(store), \
-            offload(model, example=x, options=ClientOptions(halves)) as shared:
+def in_place(model):
+    with torch.no_grad():
+        model.head.weight.mul_(-3.0)
+
+
+def other_weights(model):
+    other = Small()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(0.5)
+    model.load_state_dict(other.state_dict())
+
+
+def attribute(model):
+    model.first.stride = (2, 2)
+
+
+def uncounted(model):
+    model.first.weight.detach().numpy()[:] = 0
+
+
+CHANGES = {'a weight in place': (in_place, 1), 'load_state_dict': (other_weights, 1),
+           'an attribute': (attribute, 2), 'a write that PyTorch does not count': (uncounted, 1)}
+
+
+@pytest.mark.parametrize('kind', CHANGES)
+def test_an_updated_model_is_shared_again_as_it_is_now(kind, store):
+    change, times_planned = CHANGES[kind]
+    model, x, planned = Small().eval(), torch.rand(SHAPE), []
+
+    def planner(traced, *profile):
+        planned.append(traced)
+        return halves(traced, *profile)
+    with server_here(store) as server, \
+            offload(model, example=x, options=ClientOptions(planner)) as shared:
         assert shared.wait(LIMIT)
         same(shared(x), model(x))
-        assert shared.report.offloaded == 1
-        model.load_state_dict(other.state_dict())
-        with pytest.warns(UserWarning, match='was changed after the model was traced'):
-            same(shared(x), other(x))
-        same(shared(x), other(x))
-        assert shared.report.offloaded == 1 and 'open it again' in shared.reason
+        before = shared.report.offloaded
+        change(model)
+        with torch.no_grad():
+            want = model(x)
+        if change is not uncounted:
+            with pytest.warns(UserWarning, match=r'was changed .*: call update\(\)') as warned:
+                same(shared(x), want)
+            assert warned[0].filename == __file__ and 'update' in shared.reason
+            same(shared(x), want)
+            assert shared.report.offloaded == before
+        shared.update()
+        same(shared(x), want)     # by the robot alone, because the server does not have the model
+        # a request that the machine is too slow for is finished alone, so there may be several
+        eventually(lambda: same(shared(x), want) or shared.report.offloaded > before)
+        assert len(server.store.digests()) == 2 and len(planned) == times_planned
+
+
+def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(store) as server, \
+            offload(model, example=x, options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        machine, sessions = shared._client.present.machine, server.machine._joins
+        plans = machine.table.plans
+        shared.update()
+        eventually(lambda: same(shared(x), model(x)) or shared.report.offloaded)
+        assert len(server.store.digests()) == 1
+        assert machine.table.plans is plans and server.machine._joins == sessions
+
+
+def test_calls_of_other_threads_get_the_models_results_during_updates(store):
+    """Every result is that of the model before or after the change."""
+    model, x, failed, changed = Small().eval(), torch.rand(SHAPE), [], threading.Event()
+    other = torch.nn.Linear(8, 5).eval()
+    changes = Small().eval()
+    changes.head = other
+    with torch.no_grad():
+        old, new = model(x), changes(x)
+
+    def drive(call):
+        try:
+            while not done.is_set():
+                after = changed.is_set()
+                result = call(x)
+                if after or not torch.allclose(result['logits'], old['logits'], 1e-4, 1e-5):
+                    same(result, new)
+        except Exception as error:
+            failed.append(error)
+    done = threading.Event()
+    with server_here(store), offload(model, example=x, options=ClientOptions(halves)) as shared, \
+            torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert shared.wait(LIMIT)
+        # `model` itself: a part of the program that does not share it
+        threads = [threading.Thread(target=drive, args=(call,)) for call in (shared, model)]
+        for thread in threads:
+            thread.start()
+        try:
+            model.head = other
+            changed.set()
+            shared.update()
+            assert not shared._reason
+            before = shared.report.offloaded
+            eventually(lambda: failed or shared.report.offloaded > before + 3)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(LIMIT)
+    assert not failed
+
+
+def test_a_model_is_closed_while_it_is_updated(monkeypatch):
+    tracing, closed, trace_ = threading.Event(), threading.Event(), api.trace
+
+    def slow(*arguments):
+        tracing.set()
+        assert closed.wait(LIMIT)
+        return trace_(*arguments)
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with offload(model, example=x) as shared:
+        monkeypatch.setattr(api, 'trace', slow)
+        updating = threading.Thread(target=shared.update)
+        updating.start()
+        assert tracing.wait(LIMIT)
+        assert shared.reason == 'the model is being updated'
+        same(shared(x), model(x))
+    closed.set()
+    updating.join(LIMIT)
+    assert not updating.is_alive() and shared.reason == 'closed' and shared.report is None
+    same(shared(x), model(x))
+    shared.update()
+    assert shared.reason == 'closed'
+
+
+def test_an_update_shares_what_could_not_be_traced_before_and_says_what_it_cannot_share():
+    model, x = Small(), torch.rand(SHAPE)
+    with pytest.warns(UserWarning, match='training mode'), offload(model) as shared:
+        shared.update()      # nothing is traced yet
+        assert not shared.reason
+        shared(x)
+        assert 'training mode' in shared.reason and shared.report is None
+        model.eval()
+        shared.update()
+        assert 'not connected yet' in shared.reason and shared.report is not None
+        model.guard = threading.Lock()
+        for why in ('guard was changed', 'Small cannot be copied: TypeError'):
+            with pytest.warns(UserWarning, match=why):
+                same(shared(x), model(x)) if why.startswith('guard') else shared.update()
+            assert why in shared.reason
+        del model.guard
+        shared.update()
+        assert 'not connected yet' in shared.reason
+        same(shared(x), model(x))
 
 
 def test_threads_that_make_the_first_call_at_once_open_one_client(monkeypatch):
@@ -581,6 +717,71 @@ def test_two_robots_do_not_mix(processes, tmp_path):
         for robot in robots:
             robot.join()
     assert sorted(fine) == [(0, 15), (1, 15)]
+
+def numbered(processes, store, number):
+    """Start a server in the namespace /s<number>, with its own copy of the files."""
+    own = shutil.copytree(store, store.parent / f'store{number}')
+    process = subprocess.Popen(
+        [sys.executable, '-c', NODE.format('server'), '--ros-args', '-p', 'threads:=1',
+         '-r', f'__ns:=/s{number}', '-p', f'directory:={own}'],
+        env=environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE))
+    processes.append(process)
+    return process
+
+
+@pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_another_server_takes_the_next_inference_of_one_that_ends(processes, store, end):
+    model = Small().eval()
+    servers = [numbered(processes, store, number) for number in (1, 2)]
+
+    def infer(shared):
+        x = torch.rand(SHAPE)
+        with torch.no_grad():
+            same(shared(x), model(x))
+
+    with offload(model, '/s1,/s2', torch.rand(SHAPE),
+                 options=ClientOptions(everything_there, '/s1,/s2')) as shared:
+        clients = shared._client._clients
+        assert shared._client.wait_until(
+            lambda: all(c.machine.state == client.OPEN for c in clients), time.monotonic() + LIMIT)
+        while shared.report.offloaded < 5:
+            infer(shared)
+        before, first = replace(shared.report), clients.index(shared._client.present)
+        servers[first].send_signal(end)
+        if end == signal.SIGTERM:    # it says so, and only then ends
+            assert servers[first].wait(LIMIT) == 0
+        while shared.report.offloaded < before.offloaded + 10:
+            infer(shared)
+        assert clients.index(shared._client.present) == 1 - first
+        late = shared.report.fallbacks - before.fallbacks
+        assert late <= (end != signal.SIGTERM)
+
+
+
+def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
+        store, monkeypatch):
+    together, sizes = Program.compute_together, []
+
+    def counted(program, runs, steps):
+        sizes.append(len(runs))
+        return together(program, runs, steps)
+    monkeypatch.setattr(Program, 'compute_together', counted)
+    model = Small().eval()
+
+    def robot(number):
+        draw = torch.Generator().manual_seed(number)
+        options = ClientOptions(everything_there)
+        with offload(model, robot=f'robot{number}', example=torch.rand(SHAPE),
+                     options=options) as shared:
+            assert shared.wait(LIMIT)
+            while len(sizes) < 20:
+                x = torch.rand(SHAPE, generator=draw)
+                with torch.no_grad():
+                    same(shared(x), model(x))
+            return shared.report.offloaded
+
+    with server_here(store), ThreadPoolExecutor(3) as robots:
+        assert all(robots.map(robot, (1, 2, 3)))
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Tests which threads may use the device that computes."""
 
+import numpy as np
 import pytest
 import torch
 from lopinfer_node.model.files import load, save
@@ -51,6 +52,75 @@ def shared(traced, there, x):
         if transfer.source == SERVER:
             robot.deliver(transfer.index, bytearray(server.piece(transfer.index)))
     return robot.outputs()
+
+
+def runs_of(program, traced, plan, inputs):
+    """Runs of the server's program to which robots have sent all that follows from these inputs."""
+    runs = []
+    for x in inputs:
+        run = program.start()
+        known = {traced.graph.inputs[0]: x}
+        sent = [t for t in plan.transfers if t.source == DEVICE]
+        if any(t.node not in known for t in sent):
+            traced.run(known)
+        for t in sent:
+            axis = traced.graph.nodes[t.node].axis
+            part = known[t.node] if axis is None else known[t.node].narrow(axis, t.lo, t.hi - t.lo)
+            run.deliver(t.index, bytearray(part.reshape(-1).contiguous().view(torch.uint8).numpy()))
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.parametrize('share', [0.0, 0.4, 1.0])
+def test_requests_computed_together_give_what_each_gives_alone(traced, share):
+    cuts = np.array([0 if n.is_global or n.extent == 1 else round(n.extent * share)
+                     for n in traced.graph.nodes])
+    plan = Plan.of_cuts(traced.graph, cuts, cuts)
+    program, pictures = Program(traced, plan, SERVER), torch.rand(3, 1, 3, 16, 16)
+    alone, batch = (runs_of(program, traced, plan, pictures) for _ in range(2))
+    begin = 0
+    for end, step in enumerate(program.steps, 1):
+        if not step.sends and end < len(program.steps):
+            continue
+        for run in alone:
+            for at in range(begin, end):
+                run.compute(at)
+        assert program.compute_together(batch, range(begin, end))
+        for t in step.sends:
+            dtype = traced.tape.records[plan.transfers[t].node].dtype
+            for one, other in zip(alone, batch, strict=True):
+                torch.testing.assert_close(torch.frombuffer(other.piece(t), dtype=dtype),
+                                           torch.frombuffer(one.piece(t), dtype=dtype))
+        begin = end
+    assert [r._stretches.keys() for r in alone] == [r._stretches.keys() for r in batch]
+
+
+class Lookup(torch.nn.Module):
+    """Fails for an index outside its table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(4, 2)
+
+    def forward(self, index):
+        return self.table(index) * 2
+
+
+def test_a_request_that_cannot_be_computed_spoils_no_other():
+    traced = trace(Lookup().eval(), torch.zeros(1, dtype=torch.int64))
+    plan = Plan.server_only(traced.graph)
+    program = Program(traced, plan, SERVER)
+    good, bad, other = runs_of(program, traced, plan, [torch.tensor([k]) for k in (1, 9, 3)])
+    steps = range(len(program.steps))
+    assert not program.compute_together([good, bad, other], steps)
+    with pytest.raises(IndexError):
+        for at in steps:
+            bad.compute(at)
+    for run in (good, other):
+        for at in steps:
+            run.compute(at)
+    assert program.compute_together(runs_of(program, traced, plan, [torch.tensor([k])
+                                                                   for k in (1, 3)]), steps)
 
 
 @pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=[

@@ -1,5 +1,7 @@
 """The server accepts valid messages, gives reasons for its refusals, and separates its clients."""
 
+import math
+
 import numpy as np
 import pytest
 from fleet_link.arrivals import Arrivals
@@ -59,6 +61,7 @@ def plans_request(client='robot1', incarnation=5):
 def serving(*clients, limits=None):
     """Return a server that has accepted the model and the plans of all `clients`."""
     server = ServerMachine(9, {DIGEST}, limits)
+    prepared = Prepared(PLAN, Program(PLAN, SERVER))
     for client in clients:
         reply, actions = server.on_open(open_request(client), 0.0)
         if reply.status == PREPARING:
@@ -68,27 +71,38 @@ def serving(*clients, limits=None):
         assert reply.status == READY and actions == [Join(client)]
         status, _, actions = server.on_set_plans(plans_request(client), 0.0)
         assert status == PREPARING
-        server.on_plans(actions[0].request, [Prepared(PLAN, Program(PLAN, SERVER))] * 2)
+        server.on_plans(actions[0].request, [prepared] * 2)
         assert server.on_set_plans(plans_request(client), 0.0)[0] == READY
     return server
 
 
-def pieces_of(inputs, number, incarnation=5):
-    """Return the pieces that a client sends for request `number`."""
+def pieces_of(inputs, number, incarnation=5, deadline=math.inf):
+    """Return the pieces that a client sends at time 0 for request `number`."""
     box = Outbox(incarnation, MAX_PIECE)
     run = Program(PLAN, DEVICE).start(inputs)
     for t in PLAN.transfers:
         if t.source == DEVICE:
-            box.offer(Route(number, plan_number(PLAN.digest), 1), t.index, run.piece(t.index))
+            route = Route(number, plan_number(PLAN.digest), 1, deadline)
+            box.offer(route, t.index, run.piece(t.index))
     return box.poll(0.0)
 
 
 def finish(server, now=1.0):
     """Let the server compute all steps that can run; return its actions."""
     sent = []
-    while (work := server.work()) is not None:
-        sent += server.on_computed(work, work.execution.compute(work.steps), 0.5, now)
+    while (work := server.work(now)) is not None:
+        sent += compute(server, work, now)
     return sent
+
+
+def compute(server, work, now=1.0, seconds=0.5):
+    """Compute the steps of a batch; return the server's actions."""
+    results = [r.execution.compute(work.steps) for r in work.members]
+    return server.on_computed(work, results, seconds, now)
+
+
+def clients_of(work):
+    return [request.client for request in work.members]
 
 
 def results(sent):
@@ -150,27 +164,103 @@ def test_two_clients_with_the_same_request_number_do_not_mix():
     assert results(finish(server)) == {c: expected(GRAPH, i)[0] for c, i in inputs.items()}
 
 
-def test_clients_take_turns():
+def ask(server, number, now=1.0, within=None):
+    """Let each client send a request; return the waits that the server tells them.
+
+    `within`: seconds that each client waits; None if its pieces do not say so.
+    """
+    waits = {}
+    for k, client in enumerate(server.clients):
+        for piece in pieces_of([np.arange(12) + k], number,
+                               deadline=within[k] if within else math.inf):
+            (ack,) = [a.message for a in server.on_piece(client, piece, now)
+                      if isinstance(a.message, Ack)]
+            waits[client] = max(waits.get(client, 0.0), ack.wait)
+    return waits
+
+
+def test_the_client_that_waits_least_is_served_first():
+    server = serving('robot1', 'robot2', 'robot3')
+    ask(server, 1, within=[9.0, 2.0, 5.0])
+    order = []
+    while (work := server.work(1.0)) is not None:
+        order += [c for c in clients_of(work) if c not in order]
+        compute(server, work)
+    assert order[0] == 'robot2'
+
+
+def test_equal_requests_are_computed_together_once_that_is_known_to_be_faster():
+    server = serving(*(f'robot{k}' for k in range(1, 5)))
+    sizes = []
+    for number in range(1, 9):
+        ask(server, number)
+        while (work := server.work(1.0)) is not None:
+            sizes.append(len(work.members))
+            answers = compute(server, work, seconds=0.1 + 0.01 * len(work.members))
+            for client, number_ in results(answers).items():
+                assert number_ == expected(GRAPH, [np.arange(12) + int(client[-1]) - 1])[0]
+    assert sizes[0] == 1 and sizes[-1] == 4
+
+
+def test_a_batch_that_takes_no_less_time_is_given_up():
+    server = serving(*(f'robot{k}' for k in range(1, 5)))
+    sizes = []
+    for number in range(1, 20):
+        ask(server, number)
+        while (work := server.work(1.0)) is not None:
+            sizes.append(len(work.members))
+            compute(server, work, seconds=0.1 * len(work.members))
+    assert sizes[-20:] == [1] * 20
+
+
+def test_a_program_whose_batch_fails_is_computed_alone_from_then_on():
     server = serving('robot1', 'robot2')
-    for client in server.clients:
-        for piece in pieces_of([np.arange(12)], 1):
-            server.on_piece(client, piece, 1.0)
-    first = server.work()
-    assert server.work().client != first.client
+    sizes = []
+    for number in range(1, 5):
+        ask(server, number)
+        while (work := server.work(1.0)) is not None:
+            sizes.append(len(work.members))
+            done = [r.execution.compute(work.steps) for r in work.members]
+            server.on_computed(work, done, 0.1, 1.0, batched=len(done) == 1)
+    assert sizes.count(2) == 1
+
+
+def test_a_malformed_request_fails_alone():
+    server = serving('robot1', 'robot2')
+    ask(server, 1)
+    finish(server)
+    ask(server, 2)
+    work = server.work(1.0)
+    while len(work.members) == 1:
+        compute(server, work)
+        work = server.work(1.0)
+    bad, good = work.members
+    done = good.execution.compute(work.steps)
+    sent = server.on_computed(work, [None, done], 0.1, 1.0, batched=False)
+    sent += finish(server)
+    assert {s.client for s in sent} == {good.client} and server.dropped['failed'] == 1
+
+
+def test_the_server_says_how_long_it_computes_for_others():
+    server = serving('robot1', 'robot2', 'robot3')
+    assert set(ask(server, 1).values()) == {0.0}      # nothing has been measured
+    finish(server)
+    waits = ask(server, 2)
+    assert waits['robot1'] == 0.0 < waits['robot2'] < waits['robot3']
 
 
 def test_a_new_request_replaces_the_former_even_while_that_is_computed():
     server = serving('robot1')
     for piece in pieces_of([np.arange(12)], 1):
         server.on_piece('robot1', piece, 1.0)
-    old = server.work()
-    pieces = old.execution.compute(old.steps)
+    old = server.work(1.0)
+    done = [r.execution.compute(old.steps) for r in old.members]
     for piece in pieces_of([np.arange(12) + 5], 2):
         server.on_piece('robot1', piece, 1.0)
-    assert server.on_computed(old, pieces, 0.1, 1.0) == []
+    assert server.on_computed(old, done, 0.1, 1.0) == []
     assert results(finish(server)) == {'robot1': expected(GRAPH, [np.arange(12) + 5])[0]}
     server.on_piece('robot1', pieces_of([np.arange(12)], 1)[0], 2.0)
-    assert server.dropped['late'] == 1 and server.work() is None
+    assert server.dropped['late'] == 1 and server.work(2.0) is None
 
 
 def test_a_piece_of_an_unknown_plan_or_life_is_answered_with_the_reason():
@@ -187,7 +277,7 @@ def test_a_piece_of_an_unknown_plan_or_life_is_answered_with_the_reason():
     assert server.on_ack('robot1', Ack(0, 0, 1.0, 6), 1.0) == []
     assert server.on_ack('robot1', Ack(99, 0, 1.0, 5), 1.0) == []
     assert server.dropped == {'foreign': 2, 'plan': 2, 'corrupt': 3}
-    assert server.work() is None
+    assert server.work(1.0) is None
 
 
 def test_a_model_with_other_weights_is_refused_by_the_name_of_the_first_that_differs():
@@ -255,7 +345,7 @@ def test_a_failed_request_does_not_affect_other_clients():
     for client in server.clients:
         for piece in pieces_of([np.arange(12)], 1):
             server.on_piece(client, piece, 1.0)
-    server.on_failed(server.work())
+    server.on_computed(server.work(1.0), [None], 0.1, 1.0)
     assert len(results(finish(server))) == 1
 
 
@@ -270,7 +360,7 @@ def test_a_paused_server_finishes_what_is_under_way_and_begins_nothing_new():
         assert ack.message.status == OK
     assert server.busy and results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}
     (ack,) = server.on_piece('robot1', second[0], 1.0)
-    assert ack.message.status == NOT_OPEN and server.work() is None
+    assert ack.message.status == NOT_OPEN and server.work(1.0) is None
     reply, actions = server.on_open(open_request(), 1.0)
     assert reply.status == REFUSED and 'paused' in reply.reason and not actions
     server.paused = False

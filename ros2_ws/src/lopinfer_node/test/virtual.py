@@ -127,15 +127,15 @@ class World:
                        and self.act(server, server.on_time(self.now)))
         if self.computing:
             return
-        work = server.work()
+        work = server.work(self.now)
         if work is not None:
             self.computing = True
             seconds = self.random.uniform(0, 0.01)
 
             def done():
-                pieces = work.execution.compute(work.steps)
+                results = [r.execution.compute(work.steps) for r in work.members]
                 self.computing = False
-                self.act(server, server.on_computed(work, pieces, seconds, self.now))
+                self.act(server, server.on_computed(work, results, seconds, self.now))
             self.later(seconds, server, done)
 
     def receive(self, client, message):

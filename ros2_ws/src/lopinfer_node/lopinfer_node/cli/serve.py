@@ -25,7 +25,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('--memory', type=at_least_one, metavar='MIB',
                         help='most memory for models and open requests, MiB (default: 4096)')
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
-                        help='namespace of the server (default: lopinfer)')
+                        help='namespace of the server, by which robots name it (default: lopinfer)')
     add_access_options(parser)
     add_network_options(parser, without=['namespace'])
     parser.set_defaults(run=_run)

@@ -13,11 +13,10 @@ import torch
 
 from ..errors import ModelError
 
-CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
+_CONTAINERS = (dict, list, set, OrderedDict, defaultdict, deque)
 # Packages whose objects are not searched for state, because these objects refer to data of other
 # threads.
-NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'} - {
-    'argparse', 'collections', 'configparser'}
+_NO_STATE = {*sys.stdlib_module_names, 'torch', 'numpy'}
 
 
 @contextlib.contextmanager
@@ -35,14 +34,14 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:
         value = todo.pop()
-        if type(value) in CONTAINERS and id(value) not in containers:
+        if type(value) in _CONTAINERS and id(value) not in containers:
             containers[id(value)] = value, value.copy()
             todo += value.values() if isinstance(value, dict) else value
         elif isinstance(value, tuple):
             todo += value
         elif isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
             tensors[id(value)] = value, value.detach().clone(), value._version
-        elif type(value).__module__.partition('.')[0] not in NO_STATE \
+        elif type(value).__module__.partition('.')[0] not in _NO_STATE \
                 or isinstance(value, SimpleNamespace):
             todo.append(getattr(value, '__dict__', None))
     try:

@@ -90,7 +90,7 @@ def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
     trace that follows raises them again, with the reason.
     """
     with untouched(model), torch.no_grad(), contextlib.suppress(Exception):
-        weights = {name: torch._lazy_clone(p) for name, p in model.named_parameters()}
+        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         args, kwargs = pytree.tree_map(torch.clone, (args, kwargs))
         torch.func.functional_call(model, weights, args, kwargs)
 

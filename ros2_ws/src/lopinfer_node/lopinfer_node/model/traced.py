@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
 from .calls import Call, Division, Value, Weight, divide
-from .contents import flat
 from .footprint import whole
 from .graph import Graph, Kind, Node
 from .state import untouched
@@ -151,6 +150,15 @@ def fingerprint(name: str, tensor: torch.Tensor) -> bytes:
                             digest_size=8)
     state.update(flat(tensor.detach().cpu()).view(torch.uint8).numpy().data)
     return state.digest()
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
+
+    The stride must be set, because a contiguous tensor of one element may have any stride. Some
+    strides prevent a view as bytes.
+    """
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,))
 
 
 def _valued(argument: Any, values: Sequence[Value]) -> Any:

@@ -19,8 +19,9 @@ from ..errors import LopinferError
 from ..model.pictures import traced_of_images
 from ..parameters import ClientSettings
 from ..runtime.planner import TablePlanner
-from .client_shell import Client, ClientOptions
+from .client_shell import ClientOptions
 from .images import image_tensor, result_message
+from .servers import Servers
 
 
 class ClientNode(Node):
@@ -42,7 +43,7 @@ class ClientNode(Node):
         link, recording = s.shaped_link(), s.open_recording()
         traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device,
                                   s.weights)
-        self.client = Client(self, traced, ClientOptions(
+        self.client = Servers(self, traced, ClientOptions(
             TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
             s, link, recording=recording, slowdown=s.slowdown, access=s.security))
         self._newest: tuple[Any, float] | None = None   # newest unused image, time of its arrival
@@ -88,8 +89,8 @@ class ClientNode(Node):
         except LopinferError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
-        before = self.client.machine.report.offloaded
+        before = self.client.report.offloaded
         outputs = self.client.infer((x.to(self._device),))
         self._results.publish(result_message(
             outputs, image.header, time.monotonic() - came,
-            self.client.machine.report.offloaded > before))
+            self.client.report.offloaded > before))

@@ -40,13 +40,14 @@ from ..errors import LopinferError, RemoteError
 from ..model.files import save
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan
-from ..runtime.choice import PlannedTable
+from ..runtime.choice import NO_TABLE, PlannedTable
 from ..runtime.client import (
     Action,
     CallOpen,
     CallSetPlans,
     ClientMachine,
     MakePlans,
+    Report,
     Settings,
     Upload,
 )
@@ -65,11 +66,16 @@ from .convert import (
     value_of,
 )
 
+UPDATING = 'the model is being updated'
 MOST_CALLS = 8        # number of calls of which an answer still counts
 UPLOAD_LIMIT = 10.0  # maximum seconds for the upload of one part of the model
 
 Planner = Callable[[Traced, np.ndarray, np.ndarray], Iterable[PlannedTable]]
 Tensors = tuple[torch.Tensor, ...]
+
+
+class Replaced(LopinferError):
+    """Another model has replaced the one that was meant."""
 
 
 @dataclass
@@ -78,11 +84,11 @@ class ClientOptions:
 
     ``planner(traced, fixed, per_share)``: yields plan tables. ``fixed`` and ``per_share``
     are the server's profile, in seconds per operator. The client uses each table until it
-    gets the next one. ``server``: namespace of the server. ``settings``: settings of the
-    protocol. ``link``: an emulated link; by default only the real link is used. ``power``:
-    watts in each state, used if the robot has no power meter. ``recording``: collects the
-    steps of every request. ``slowdown``: emulates a slower robot: this factor, at least 1,
-    lengthens the computing time of this machine. ``access``: the robot's key.
+    gets the next one. ``server``: namespace of the server, or of several, separated by commas.
+    ``settings``: settings of the protocol. ``link``: an emulated link; by default only the real
+    link is used. ``power``: watts in each state, used if the robot has no power meter.
+    ``recording``: collects the steps of every request. ``slowdown``: emulates a slower robot: this
+    factor, at least 1, lengthens the computing time of this machine. ``access``: the robot's key.
     """
 
     planner: Planner
@@ -99,27 +105,31 @@ class Client:
     """Runs inferences of one model; shares them with the server if that is faster.
 
     ``node``: any node of the robot; its namespace is the robot's name. The caller must spin
-    it.
+    it. ``report``, ``changed``: report and lock that several clients of a model share.
     """
 
-    def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
+    def __init__(self, node: Node, traced: Traced, options: ClientOptions,
+                 report: Report | None = None, changed: threading.Condition | None = None) -> None:
         self.node = node
         self.traced = traced
         self._digest = traced.digest  # takes long, so it is computed before the first request
         self.robot = self.node.get_namespace().strip('/')
-        self.machine = ClientMachine(secrets.randbits(63), options.settings)
+        self.machine = ClientMachine(secrets.randbits(63), options.settings, report)
         self.options = options
         key = team_key(options.access)
         self._key = key and key.of_client(self.robot)
         caller = self._key and Caller(self._key.secret, self._key.robot, self.machine.incarnation)
-        self._changed = threading.Condition()   # lock of `machine` and `_channel`
+        self._changed = changed or threading.Condition()   # lock of `machine` and `_channel`
         self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
+        # held while plans are compiled for `traced`, which does not change meanwhile; is taken
+        # before `_turn` and `_changed`
+        self._compiling = threading.Lock()
         self._channel = Channel(node, CLIENT, 'lopinfer/', self._on_message, self._on_unproved,
                                 options.link, self._key is not None)
         self._channel.listen()
         self._meter = open_meter(options.power, time.monotonic())
-        self._alone = self._program(Plan.device_only(traced.graph))
-        self._jobs = ThreadPoolExecutor(1, 'lopinfer')
+        self._alone = self._program(traced, Plan.device_only(traced.graph))
+        self._jobs = ThreadPoolExecutor(2, 'lopinfer')   # plans and upload, after `update` at once
         # (service client, future) of each service call that has no answer yet; all of these calls
         # concern the plan table `_about`
         self._calls: list[tuple[Any, Any]] = []
@@ -148,18 +158,42 @@ class Client:
         self._alarm.close()
         self._jobs.shutdown(wait=False, cancel_futures=True)
 
-    def _program(self, plan: Plan) -> Any:
-        program = recorded(Program(self.traced, plan, DEVICE), DEVICE, self.options.recording)
+    def update(self, traced: Traced) -> None:
+        """Infer with another traced model from now on; the server gets it if it lacks it.
+
+        Wait for the running inference. The plans stay if they fit the graph of the model.
+        """
+        digest = traced.digest
+        alone = self._program(traced, Plan.device_only(traced.graph))
+        with self._compiling, self._turn:
+            table = self.machine.table
+            fits = bool(table.plans) and table.plans[0].graph.digest == traced.graph.digest
+            table = self._compiled(traced, table) if fits else NO_TABLE
+            with self._changed:
+                self.traced, self._digest, self._alone = traced, digest, alone
+                self._forget_calls()
+            self._step(partial(self.machine.on_model, table))
+
+    def _program(self, traced: Traced, plan: Plan) -> Any:
+        program = recorded(Program(traced, plan, DEVICE), DEVICE, self.options.recording)
         return slowed(program, self.options.slowdown)
+
+    def _compiled(self, traced: Traced, table: PlannedTable) -> PlannedTable:
+        compiled = {plan: self._program(traced, plan) for plan in set(table.plans)}
+        return replace(table, programs=[compiled[plan] for plan in table.plans])
 
     # -- one inference ---------------------------------------------------------------------------
 
-    def infer(self, inputs: Sequence[torch.Tensor], check: float = 0.0) -> Tensors:
+    def infer(self, inputs: Sequence[torch.Tensor], check: float = 0.0,
+              traced: Traced | None = None) -> Tensors:
         """Return the outputs of the model; do not call this from the executor's thread.
 
         ``check``: seconds that the request has already spent on detecting changes of the model.
+        ``traced``: the model that is meant; raises Replaced if it is not the present one.
         """
         with self._turn:
+            if traced not in (None, self.traced):
+                raise Replaced(UPDATING)
             started = time.monotonic() - check
             with self._changed:
                 bin_ = self.machine.choose(started + check, check)
@@ -221,14 +255,6 @@ class Client:
                 self._meter.enter('communicating', now)
                 self._changed.wait(self.machine.limit - now)
 
-    def wait_until(self, done: Callable[[], bool], limit: float) -> bool:
-        """Wait until ``done()`` is true, at most until the time ``limit``.
-
-        Return ``done()``.
-        """
-        with self._changed:
-            return self._changed.wait_for(done, limit - time.monotonic())
-
     # -- events ----------------------------------------------------------------------------------
 
     def _on_message(self, message: Any) -> None:
@@ -273,9 +299,9 @@ class Client:
                 self._ask(self._set_plans, self._plans_request, self._on_plans_set,
                           self.machine.table)
             elif isinstance(action, Upload):
-                self._jobs.submit(self._send_model)
+                self._jobs.submit(self._send_model, self.traced)
             elif isinstance(action, MakePlans):
-                self._jobs.submit(self._make_plans, action)
+                self._jobs.submit(self._make_plans, self.traced, action)
         self._channel.release(now)
         self._set_alarm()
 
@@ -349,31 +375,34 @@ class Client:
             return
 
         def take(now: float) -> list[Action]:
+            if all(call is not future for _, call in self._calls):
+                return []   # the call was forgotten, such as one that concerned a former model
             self._forget_calls()
             return event(future.result(), now)
         self._step(take)
 
     # -- long tasks ------------------------------------------------------------------------------
 
-    def _send_model(self) -> None:
-        reason = ''
+    def _send_model(self, traced: Traced) -> None:
+        reason, send = '', partial(self._send_part, traced)
         try:
-            nbytes = sum(w.numel() * w.element_size() for w in self.traced.parameters.values())
+            nbytes = sum(w.numel() * w.element_size() for w in traced.parameters.values())
             # Announce the size first: if the server refuses the model, the client need not write
             # the model to disk.
-            announce(self._digest, nbytes, self._send_part)
+            announce(traced.digest, nbytes, send)
             with tempfile.TemporaryDirectory() as folder:
-                save(self.traced, Path(folder))
-                send_model(Path(folder), self.traced.digest, self._send_part)
+                save(traced, Path(folder))
+                send_model(Path(folder), traced.digest, send)
         except LopinferError as error:
             reason = str(error)
         except Exception as error:   # such as a full disk; each library raises its own error type
             reason = f'the model cannot be sent: {type(error).__name__}: {error}'
-        self._step(lambda now: self.machine.on_uploaded(reason, now))
+        self._step(lambda now: self.machine.on_uploaded(reason, now)
+                   if traced is self.traced else [])
 
-    def _send_part(self, request: UploadRequest) -> UploadReply:
-        if self._closing:
-            raise RemoteError('the client was closed')
+    def _send_part(self, traced: Traced, request: UploadRequest) -> UploadReply:
+        if self._closing or traced is not self.traced:
+            raise RemoteError('the client was closed' if self._closing else UPDATING)
         answer = self._upload.call(srv.Upload.Request(
             client=self.robot, incarnation=self.machine.incarnation, digest=request.digest,
             file=request.file, sha256=request.sha256, size=request.size, offset=request.offset,
@@ -382,20 +411,22 @@ class Client:
             raise RemoteError('the server does not answer the upload')
         return UploadReply(answer.accepted, answer.reason, answer.received, answer.complete)
 
-    def _make_plans(self, action: MakePlans) -> None:
+    def _make_plans(self, traced: Traced, action: MakePlans) -> None:
+        graph = traced.graph.digest
         try:
-            for table in self.options.planner(self.traced, action.fixed, action.per_share):
-                if self._closing:
-                    return
-                compiled = {plan: self._program(plan) for plan in set(table.plans)}
-                made = replace(table, programs=[compiled[plan] for plan in table.plans])
-                self._step(partial(self.machine.on_plans_made, made))
+            for table in self.options.planner(traced, action.fixed, action.per_share):
+                with self._compiling:
+                    if self._closing or self.traced.graph.digest != graph:
+                        return
+                    self._step(partial(self.machine.on_plans_made,
+                                       self._compiled(self.traced, table)))
         # A user's planner may raise any error. The robot then continues alone.
         except Exception as error:
             reason = f'no plans: {type(error).__name__}: {error}'
             self.node.get_logger().error(reason)
             with self._changed:
-                self.machine.reason = reason
+                if self.traced.graph.digest == graph:
+                    self.machine.reason = reason
 
     # -- status ----------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from ..runtime.services import OpenReply, OpenRequest, PlansRequest
 from ..runtime.wire import Ack, Piece
 
 _PIECE = ('incarnation', 'plan', 'packet', 'request', 'transfer', 'part', 'parts', 'bin', 'busy',
-          'check')
-_ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate')
+          'within', 'check')
+_ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate', 'wait')
 
 
 def to_ros(value: Piece | Ack) -> Any:

@@ -27,7 +27,6 @@ class ServerNode(ManagedNode):
     """
 
     packages = ('lopinfer_node',)
-    error = ''
     _ends_at = math.inf
 
     def __init__(self, **options: Any) -> None:
@@ -65,7 +64,7 @@ class ServerNode(ManagedNode):
     def shutdown(self) -> None:
         """Refuse new requests, and let the process end when no request is in progress any more.
 
-        The process waits for requests in progress at most `DRAIN` seconds.
+        Robots are told, so that they use another server. All this takes at most `DRAIN` seconds.
         """
         if self.configured:
             self.server.pause(True)
@@ -74,8 +73,5 @@ class ServerNode(ManagedNode):
 
     @property
     def drained(self) -> bool:
-        """Return whether the process may end: after `shutdown`, when no request is in progress.
-
-        `DRAIN` seconds after `shutdown`, the process may end even if a request is in progress.
-        """
+        """Return whether the process may end; see `shutdown`."""
         return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from fleet_env.emulated.shaped import ShapedLink
@@ -34,6 +35,7 @@ from ..errors import LopinferError, ModelError, ProfileError
 from ..model.traced import Traced
 from ..planning import plan as plans
 from ..planning.plan import Plan
+from ..runtime.execution import Execution
 from ..runtime.measure import machine
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
@@ -53,7 +55,7 @@ from ..runtime.server import (
 from ..runtime.services import READY, PlansRequest, decode_plans, number
 from ..runtime.store import Store, UploadRequest
 from ..runtime.trial import Trial, Trier
-from ..runtime.wire import Piece
+from ..runtime.wire import Buffer, Piece
 from .convert import SERVER, open_of, plans_of, reply_to_ros, value_of
 
 
@@ -74,7 +76,10 @@ class ServerOptions:
 
 
 class Server:
-    """Serves models to robots; the caller must spin ``node``."""
+    """Serves models to robots; the caller must spin ``node``.
+
+    Robots find the server by the node's namespace; without one, it is `/lopinfer`.
+    """
 
     def __init__(self, node: Node, options: ServerOptions) -> None:
         self.node = node
@@ -88,14 +93,17 @@ class Server:
         self._channels: dict[str, Channel] = {}
         # maps a client to its plan table that is not prepared yet
         self._tables: dict[str, PlansRequest] = {}
+        # the prepared plans that a client uses; only the thread that prepares plans reads it
+        self._prepared: WeakValueDictionary[tuple[str, Plan], Prepared] = WeakValueDictionary()
         self._closing = False
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
+        place = node.get_namespace().rstrip('/') or '/lopinfer'
         for kind, name, answer in ((srv.Open, 'open', self._on_open),
                                    (srv.Upload, 'upload', self._on_upload),
                                    (srv.SetPlans, 'set_plans', self._on_set_plans)):
-            serve(node, kind, f'/lopinfer/{name}', partial(self._on_call, answer), self._answerer,
+            serve(node, kind, f'{place}/{name}', partial(self._on_call, answer), self._answerer,
                   self._note_refusal)
         self._alarm = Alarm(self._on_time, node)
         self._computing = threading.Thread(target=self._compute, name='computing', daemon=True)
@@ -292,7 +300,7 @@ class Server:
         table, reason = [], ''
         try:
             table = prepare_plans(self._models[request.digest], request,
-                                  self.options.recording)
+                                  self.options.recording, self._prepared)
         except LopinferError as error:
             reason = str(error)
         except Exception as error:  # invalid numbers in a plan table concern only this client
@@ -305,39 +313,54 @@ class Server:
     def _compute(self) -> None:
         while (work := self._next_work()) is not None:
             began = time.monotonic()
-            try:
-                pieces = work.execution.compute(work.steps)
-            except Exception as error:  # an error in one client's model must not end the server
-                self.node.get_logger().error(f'{work.client}: {type(error).__name__}: {error}')
-                with self._changed:
-                    self.machine.on_failed(work)
-                continue
-            self._step(partial(self.machine.on_computed, work, pieces, time.monotonic() - began))
+            runs = [request.execution.run for request in work.members]
+            batched = len(runs) > 1 and work.prepared.program.compute_together(runs, work.steps)
+            results = [self._results(work.steps, batched, request.client, request.execution)
+                       for request in work.members]
+            self._step(partial(self.machine.on_computed, work, results, time.monotonic() - began,
+                               batched=batched or len(runs) == 1))
+
+    def _results(self, steps: range, computed: bool, client: str, execution: Execution
+                 ) -> list[tuple[int, Buffer]] | None:
+        """Return what `Execution.compute` returns; None after an error, which is logged.
+
+        ``computed``: whether the steps have been computed already. An error in one client's model
+        must not end the server.
+        """
+        try:
+            return execution.computed(steps) if computed else execution.compute(steps)
+        except Exception as error:
+            self.node.get_logger().error(f'{client}: {type(error).__name__}: {error}')
+            return None
 
     def _next_work(self) -> Work | None:
         with self._changed:
             while not self._closing:
-                work = self.machine.work()
+                work = self.machine.work(time.monotonic())
                 if work is not None:
                     return work
                 self._changed.wait()
         return None
 
 
-def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None
+def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None,
+                  prepared: MutableMapping[tuple[str, Plan], Prepared] | None = None
                   ) -> list[Prepared]:
     """Check the plans of a request and return their programs, one for each bin.
 
     The *bin* of a plan is its position in the client's list of plans (`encode_plans`).
+    ``prepared``: prepared plans by the digest of their model; plans that it lacks are added.
 
     Raise PlanError for an invalid plan, RemoteError for an invalid table.
     """
-    prepared: dict[Plan, Prepared] = {}
+    prepared = {} if prepared is None else prepared
     table = []
     for own in decode_plans(request.bins, request.own, len(traced.graph)):
         plan = Plan(traced.graph, own)
-        if plan not in prepared:
+        found = prepared.get((request.digest, plan))
+        if found is None:
             program = Program(traced, plan, plans.SERVER)
-            prepared[plan] = Prepared(plan, recorded(program, plans.SERVER, recording))
-        table.append(prepared[plan])
+            found = prepared[request.digest, plan] = Prepared(
+                plan, recorded(program, plans.SERVER, recording))
+        table.append(found)
     return table

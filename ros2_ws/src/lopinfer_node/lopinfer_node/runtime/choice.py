@@ -62,6 +62,9 @@ class PlannedTable:
         return any(t.source == DEVICE for t in self.plans[plan].transfers)
 
 
+NO_TABLE = PlannedTable((), (), np.empty(0), np.empty(0))
+
+
 class PlanChoice:
     """The plan of the present request, chosen from ``table``.
 
@@ -129,10 +132,24 @@ class PlanChoice:
         """
         most = max(2 * known, known + deadline)
         longest = self.estimate * self._feedback.longest(self.plan, now)
-        alone, seconds = self._alone()
-        seconds *= self._feedback.factor(alone, now)
+        alone = self._seconds_alone(now)
         return most if not math.isfinite(longest) else min(most, max(
-            LATER * longest, known + LEAST_WAIT, seconds if math.isfinite(seconds) else 0.0))
+            LATER * longest, known + LEAST_WAIT, alone if math.isfinite(alone) else 0.0))
+
+    def wait(self, others: float, now: float) -> float:
+        """Return for how many seconds more the request waits, as the server serves other robots.
+
+        :param others: seconds that the server needs for the requests of the others.
+
+        The wait ends when the robot would be faster alone.
+        """
+        alone = self._seconds_alone(now)
+        return min(LATER * others, alone) if math.isfinite(alone) else LATER * others
+
+    def _seconds_alone(self, now: float) -> float:
+        """Return the expected latency on the robot alone; NaN if it is unknown."""
+        alone, seconds = self._alone()
+        return seconds * self._feedback.factor(alone, now)
 
     def note(self, seconds: float, now: float) -> None:
         """Record the latency of the request, which ended at ``now``."""

@@ -23,11 +23,12 @@ from fleet_link.arrivals import Arrivals, expanded
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE
-from .choice import PlanChoice, PlannedTable
+from .choice import NO_TABLE, PlanChoice, PlannedTable
 from .execution import AnyRun, AnyStep, Execution
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from .wire import (
+    LEAVING,
     MAX_PIECE,
     MAX_PROBE,
     NO_PLAN,
@@ -50,6 +51,7 @@ CALL_LIMIT = 2.0       # seconds without an answer after which a call is repeate
 # model or the plans
 SOON = 0.2
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
+STANDBY = 10           # a server without inferences is probed so many times less often
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
 # maximum seconds for which the robot works alone after several fallbacks in a row
 MAX_PENALTY = 30.0
@@ -138,17 +140,19 @@ class ClientMachine:
     The methods for events return actions; `work` returns steps to compute.
     """
 
-    def __init__(self, incarnation: int, settings: Settings | None = None) -> None:
+    def __init__(self, incarnation: int, settings: Settings | None = None,
+                 report: Report | None = None) -> None:
         self.incarnation = incarnation
+        self.standby = False               # whether another server has the inferences
         self.settings = settings or Settings()
         self.state = OPENING
         self.reason = 'not connected yet'  # why the server is not used
         self.alone = ''                    # why the last request was not shared
-        self.report = Report()
+        self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
-        self.choice = PlanChoice(PlannedTable((), (), np.empty(0), np.empty(0)))
+        self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request
         self._next_table: PlannedTable | None = None
         # for each plan of the table, the number that pieces of this plan carry
@@ -169,6 +173,8 @@ class ClientMachine:
         # expected latency in s: estimate corrected by measurements, plus the time of the check
         self._expected = math.nan
         self._limit = math.inf             # time at which the request stops waiting
+        self._own_limit = math.inf         # the same if the server has no other robot's requests
+        self._first = 0                    # number of the request's first packet
         self._sending_since = math.inf
         self._bytes_down = 0               # bytes received in the present request
 
@@ -200,6 +206,20 @@ class ClientMachine:
             return self.on_time(now)
         self._again = math.inf
         return [MakePlans(reply.fixed, reply.per_share)]
+
+    def on_model(self, table: PlannedTable, now: float) -> list[Action]:
+        """Open another model instead of the present one; no request may be running.
+
+        ``table``: the present plans with the programs of the new model, and then what was measured
+        still counts; `NO_TABLE` if the plans do not fit.
+        """
+        if table.plans:
+            self.choice.table = table
+        else:
+            self.choice = PlanChoice(table)
+        self._enter(OPENING, self.reason or 'the model was updated')
+        self._again = now
+        return self.on_time(now)
 
     def on_no_service(self, now: float) -> None:
         """Handle a call that found no service: call again soon, because discovery needs time."""
@@ -258,7 +278,7 @@ class ClientMachine:
         self.report.check = check
         choice, expected = self.choice, math.nan
         choice.choose_alone()
-        self.alone = self._why_alone(now)
+        self.alone = self.why_alone(now)
         if not self.alone:
             expected = choice.choose(self.rates, now)
             if not choice.shares():
@@ -280,7 +300,11 @@ class ClientMachine:
         up = self.outbox.link.rate
         return up, self.down or up
 
-    def _why_alone(self, now: float) -> str:
+    def expected(self, now: float) -> float:
+        """Return the latency in s that a request would have now; infinite without the server."""
+        return math.inf if self.why_alone(now) else self.choice.choose(self.rates, now)
+
+    def why_alone(self, now: float) -> str:
         """Return why the server is not used now; '' if it can be used."""
         if self.state != OPEN:
             return f'{self.state}: {self.reason}' if self.reason else self.state
@@ -299,12 +323,14 @@ class ClientMachine:
         plan = self.table.plans[bin_]
         self._number += 1
         self.outbox.clear()
-        route = Route(self._number, self._numbers[bin_], bin_)
-        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
-        self._abandoned = False
         estimate = self._expected
         known = estimate if math.isfinite(estimate) else 1.0
-        self._limit = now + self.choice.patience(known, self.settings.deadline, now)
+        self._own_limit = self._limit = \
+            now + self.choice.patience(known, self.settings.deadline, now)
+        route = Route(self._number, self._numbers[bin_], bin_, self._limit)
+        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
+        self._abandoned = False
+        self._first = self.outbox.link.sent
         self._bytes_down = 0
         report = self.report
         report.bin, report.estimate = bin_, estimate
@@ -407,6 +433,12 @@ class ClientMachine:
         self._heard = now
         if 0 < ack.rate < math.inf:
             self.down = ack.rate
+        if 0 < ack.wait < math.inf and self._request is not None \
+                and expanded(ack.packet, self._first) >= self._first:
+            self._limit = max(self._limit, self._own_limit + self.choice.wait(ack.wait, now))
+        if ack.status == LEAVING and self.state in (CHECKING, OPEN):
+            self._enter(OPENING, 'the server takes no new requests')   # this one goes on
+            self._again = now + CALL_LIMIT
         if ack.status in (NOT_OPEN, NO_PLAN) and self.state in (CHECKING, OPEN):
             if ack.status == NOT_OPEN:
                 self._enter(OPENING, 'the server does not know this client')
@@ -439,7 +471,8 @@ class ClientMachine:
             return
         if now < self._again:
             return
-        period = self.settings.probe_period if self.state == OPEN else CHECK_PERIOD
+        period = CHECK_PERIOD if self.state != OPEN else \
+            self.settings.probe_period * (STANDBY if self.standby else 1)
         self._again = now + period
         if not self.outbox.idle or (self.state == OPEN and self._request is not None):
             return

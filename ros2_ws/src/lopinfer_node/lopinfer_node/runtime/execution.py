@@ -57,6 +57,9 @@ class AnyProgram(Protocol):
     def start(self, inputs: Any) -> AnyRun:
         """Begin an inference; ``inputs`` is None on the server."""
 
+    def compute_together(self, runs: Sequence[Any], steps: range) -> bool:
+        """Compute ``steps`` of several runs at once; return False, unchanged, if that fails."""
+
 
 class Execution:
     """Progress of one request on ``side``.
@@ -110,6 +113,10 @@ class Execution:
         """
         for position in steps:
             self.run.compute(position)
+        return self.computed(steps)
+
+    def computed(self, steps: range) -> list[tuple[int, Buffer]]:
+        """Note that ``steps`` have been computed; return what `compute` returns."""
         self._position = steps.stop
         return [(t, self.run.piece(t)) for s in steps for t in self._steps[s].sends]
 

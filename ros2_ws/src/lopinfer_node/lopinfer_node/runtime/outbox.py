@@ -7,6 +7,7 @@ is dead and deliver them before newer messages.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,11 +27,15 @@ MIN_PIECE, LEAST_TIME = 4096, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The fields that are the same in all pieces of a request."""
+    """What is the same for all pieces of a request.
+
+    `deadline`: time at which the robot no longer waits; infinite on the server.
+    """
 
     request: int
     plan: int
     bin: int
+    deadline: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -128,8 +133,10 @@ class Outbox:
     def _transmit(self, part: _Part, now: float) -> Piece:
         packet = self.link.send(part, len(part.data), now)
         self.bytes_sent += len(part.data)
+        within = max(0.0, part.route.deadline - now) if part.route.deadline < math.inf else 0.0
         return Piece(self.incarnation, part.route.plan, packet, part.route.request, part.transfer,
-                     part.part, part.parts, part.route.bin, self.busy, part.data).sealed()
+                     part.part, part.parts, part.route.bin, self.busy, part.data,
+                     within=within).sealed()
 
     @property
     def deadline(self) -> float:

@@ -6,19 +6,19 @@ Each plan has one `Program`, and each inference has one `Run`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fleet_compute.batch import together
 from fleet_ros.device import uploaded
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
-from ..model.contents import flat
 from ..model.footprint import Interval
 from ..model.graph import Kind
-from ..model.traced import Traced
+from ..model.traced import Traced, flat
 from ..planning.plan import DEVICE, Plan, check
 
 Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
@@ -122,6 +122,43 @@ class Program:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)
 
+    def compute_together(self, runs: Sequence[Run], steps: range) -> bool:
+        """Compute `steps` of several runs of this program at once, as `Run.compute` does of one.
+
+        Return False if PyTorch cannot compute them together, or if they fail for one of the runs.
+        Then the runs are unchanged, and each can be computed alone.
+        """
+        for run in runs:
+            run._place()
+        sources = {node for at in steps for node, _, _ in self._compiled[at].sources}
+        held = [run._held(sources) for run in runs]
+        made: list[tuple[int, Interval]] = []
+
+        def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            lane = Run(self, None)
+            for (node, (lo, hi)), tensor in zip(held[0], tensors, strict=True):
+                lane._stretches.setdefault(node, []).append((lo, hi, tensor))
+            before = {id(tensor) for tensor in tensors}
+            for at in steps:
+                lane.compute(at)
+            new = {(node, (lo, hi)): tensor for node, stretches in lane._stretches.items()
+                   for lo, hi, tensor in stretches if id(tensor) not in before}
+            made[:] = new
+            return list(new.values())
+
+        try:
+            with torch.inference_mode():
+                results = together(compute, [list(tensors.values()) for tensors in held])
+        except Exception:   # any error of any operator: the caller computes each run alone
+            return False
+        for run, tensors in zip(runs, results, strict=True):
+            for (node, (lo, hi)), tensor in zip(made, tensors, strict=True):
+                run._stretches.setdefault(node, []).append((lo, hi, tensor))
+            for at in steps:
+                for node in self._compiled[at].last:
+                    run._stretches.pop(node, None)
+        return True
+
 
 class Run:
     """One inference on one side; `deliver` and `piece` may run in parallel with one `compute`.
@@ -164,6 +201,11 @@ class Run:
             node, (lo, hi, tensor) = self._arrived.popleft()
             elements = uploaded(flat(tensor), self._device)
             self._stretches.setdefault(node, []).append((lo, hi, elements.view(tensor.shape)))
+
+    def _held(self, nodes: Collection[int]) -> dict[tuple[int, Interval], torch.Tensor]:
+        """Return the tensors that this run has of `nodes`, by node and interval, in order."""
+        return {(node, (lo, hi)): tensor for node in sorted(nodes)
+                for lo, hi, tensor in sorted(self._stretches.get(node, ()), key=lambda s: s[:2])}
 
     def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
         lo, hi = need

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from fleet_compute.schedule import USUAL, Ready, Schedule
 from fleet_env.settings.base import Settings, setting
 from fleet_link.arrivals import Arrivals
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, SERVER, Plan
+from .choice import LATER
 from .execution import AnyProgram, Execution
 from .outbox import Outbox, Route
 from .services import (
@@ -35,6 +37,7 @@ from .services import (
     first_difference,
 )
 from .wire import (
+    LEAVING,
     MAX_PIECE,
     MAX_PROBE,
     NO_PLAN,
@@ -107,9 +110,9 @@ class Send:
 Action = Join | Leave | Prepare | PreparePlans | Unload | Send
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prepared:
-    """A checked plan and its program for the server."""
+    """A checked plan and its program for the server; all robots with this plan share it."""
 
     plan: Plan
     program: AnyProgram
@@ -168,15 +171,37 @@ class _Session:
     plans_bytes: int = 0                # bytes reserved for the plans
     reserved: int = 0                   # bytes reserved for a request
     number: int = 0                     # number of the newest request
-    execution: Execution | None = None
+    request: _Request | None = None     # the newest request, until it is computed
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request that is being computed.
+
+    ``arrived``: time at which its first piece arrived. ``within``: seconds from then for which the
+    robot waits, if the device has nothing to do for others. ``deadline``: time at which it stops
+    waiting. ``spent``: seconds for which the device has computed it, with its share of batches.
+    """
+
+    client: str
+    prepared: Prepared
+    execution: Execution
+    arrived: float
+    within: float
+    deadline: float
+    spent: float = 0.0
+
+    def ready(self, steps: range) -> Ready[_Request]:
+        """Return the request for the schedule, with the steps that can be computed."""
+        return Ready(self, self.prepared, steps.start, self.arrived, self.deadline)
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """The steps that the shell must compute now, for the request of one client."""
+    """The steps that the shell must compute now, as one batch for the requests `members`."""
 
-    client: str
-    execution: Execution
+    members: Sequence[_Request]
+    prepared: Prepared
     steps: range
 
 
@@ -212,13 +237,13 @@ class ServerMachine:
         self.requests = 0
         # if True, new requests are refused, but requests in progress run to their end
         self.paused = False
+        self._told: set[str] = set()        # clients that know that the server is paused
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._joins = 0                     # number of sessions until now
         self._models: dict[str, _Model] = {}
-        # maps a client to its session, in the order of turns: `work` moves the client whose steps
-        # it returns to the end of this order
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: dict[str, _Session] = {}
+        self._schedule: Schedule[_Request] = Schedule()
 
     @property
     def clients(self) -> list[str]:
@@ -227,8 +252,9 @@ class ServerMachine:
 
     @property
     def busy(self) -> bool:
-        """Return whether a request is running."""
-        return any(s.execution is not None or not s.outbox.idle for s in self._sessions.values())
+        """Return whether a request is running, or a client does not know of the pause yet."""
+        return any(s.request is not None or not s.outbox.idle
+                   or self.paused and s.client not in self._told for s in self._sessions.values())
 
     # -- models and clients ----------------------------------------------------------------------
 
@@ -344,6 +370,7 @@ class ServerMachine:
                          (self.incarnation + self._joins) % 2**64, request.digest, now,
                          Outbox(request.incarnation, self.limits.piece_bytes))
         self._sessions[request.client] = fresh
+        self._told.discard(request.client)
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
@@ -442,41 +469,59 @@ class ServerMachine:
             return [Send(client, Ack(piece.packet, 0, now, piece.incarnation, NOT_OPEN))]
         session.heard = now
         try:
-            status = self._take(session, piece)
+            status, wait = self._take(session, piece, now)
         except RemoteError:
             self.dropped['corrupt'] += 1
             return []
         link = session.outbox.link
         link.on_heard(now)
-        ack = acknowledge(session.arrivals, piece, now, status, link.rate if link.known else 0.0)
+        ack = acknowledge(session.arrivals, piece, now, status, link.rate if link.known else 0.0,
+                          wait)
         return [Send(client, ack), *self._send(session, now)]
 
-    def _take(self, session: _Session, piece: Piece) -> int:
-        if self.paused and (piece.transfer == PROBE or piece.request > session.number):
-            return NOT_OPEN  # the client then calls `Open` and gets the reason
+    def _take(self, session: _Session, piece: Piece, now: float) -> tuple[int, float]:
+        """Take a piece; return status and wait of its acknowledgement."""
+        if self.paused:
+            self._told.add(session.client)
+            if piece.transfer == PROBE or piece.request > session.number:
+                return NOT_OPEN, 0.0  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
             # after the last piece of an uplink probe, probe the downlink too
             if piece.part == piece.parts - 1 and session.outbox.idle:
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
-            return OK if session.plans else NO_PLAN
+            return (OK if session.plans else NO_PLAN), 0.0
         if piece.request < session.number:
             self.dropped['late'] += 1
-            return OK
+            return OK, 0.0
         if piece.bin >= len(session.plans) or piece.plan != session.plans[piece.bin].number:
             self.dropped['plan'] += 1
-            return NO_PLAN
+            return NO_PLAN, 0.0
         if piece.request > session.number:
-            prepared = session.plans[piece.bin]
-            session.number = piece.request
-            session.outbox.clear()
-            session.outbox.busy = 0.0
-            session.execution = Execution(
-                SERVER, Route(piece.request, piece.plan, piece.bin), prepared.program.steps,
-                prepared.plan.transfers, prepared.program.start(None))
-            self.requests += 1
-        if session.execution is not None and session.execution.take(piece):
-            self.changed = True
-        return OK
+            self._begin(session, piece, now)
+        request = session.request
+        status = LEAVING if self.paused else OK
+        if request is None or not request.execution.take(piece):
+            return status, 0.0
+        self.changed = True
+        wait = sum(max(0.0, self._schedule.expected(other.prepared) - other.spent)
+                   for s in self._sessions.values()
+                   if (other := s.request) is not None and other is not request)
+        # the robot waits longer, too (`ClientMachine.on_ack`)
+        request.deadline = max(request.deadline, request.arrived + request.within + LATER * wait)
+        return status, wait
+
+    def _begin(self, session: _Session, piece: Piece, now: float) -> None:
+        """Begin the request of its first piece; it replaces the former request of the client."""
+        prepared = session.plans[piece.bin]
+        session.number = piece.request
+        session.outbox.clear()
+        session.outbox.busy = 0.0
+        execution = Execution(
+            SERVER, Route(piece.request, piece.plan, piece.bin), prepared.program.steps,
+            prepared.plan.transfers, prepared.program.start(None))
+        within = piece.within if 0 < piece.within < math.inf else USUAL
+        session.request = _Request(session.client, prepared, execution, now, within, now + within)
+        self.requests += 1
 
     def on_ack(self, client: str, ack: Ack, now: float) -> list[Action]:
         """Handle an acknowledgement from a client."""
@@ -492,41 +537,43 @@ class ServerMachine:
         session.heard = now
         return self._send(session, now)
 
-    def work(self) -> Work | None:
-        """Return the next steps to compute, or None if there are none; the clients take turns."""
-        for name, session in self._sessions.items():
-            if session.execution is not None:
-                steps = session.execution.runnable()
-                if steps:
-                    self._sessions.move_to_end(name)
-                    return Work(name, session.execution, steps)
-        return None
+    def work(self, now: float) -> Work | None:
+        """Return the next steps to compute, or None if there are none; see `Schedule.choose`."""
+        ready = [session.request.ready(steps) for session in self._sessions.values()
+                 if session.request and (steps := session.request.execution.runnable())]
+        chosen = [r.request for r in self._schedule.choose(ready, now)]
+        return Work(chosen, chosen[0].prepared, chosen[0].execution.runnable()) if chosen else None
 
-    def on_computed(self, work: Work, pieces: Sequence[tuple[int, Buffer]], seconds: float,
-                    now: float) -> list[Action]:
-        """Send ``pieces``, which are the results of ``work``.
+    def on_computed(self, work: Work, results: Sequence[Sequence[tuple[int, Buffer]] | None],
+                    seconds: float, now: float, batched: bool = True) -> list[Action]:
+        """Send the results of ``work``.
 
-        ``seconds``: time that the steps of ``work`` took to compute.
+        ``results``: for each member, the pieces of its transfers, or None after an error in its
+        steps. Such a request is dropped: its robot gets no result and finishes alone.
+        ``seconds``: time that all steps took. ``batched``: whether they were computed as a batch;
+        True for a single member.
         """
-        session = self._sessions.get(work.client)
-        if session is None or session.execution is not work.execution:
-            return []  # the client has begun another request, or has gone
-        session.outbox.busy += seconds
-        for transfer, data in pieces:
-            session.outbox.offer(work.execution.route, transfer, data)
-        if work.execution.done:
-            session.execution = None
-        return self._send(session, now)
-
-    def on_failed(self, work: Work) -> None:
-        """Drop the request of ``work`` after an error in its steps.
-
-        The client gets no result and finishes the request alone.
-        """
-        session = self._sessions.get(work.client)
-        if session is not None and session.execution is work.execution:
-            session.execution = None
-            self.dropped['failed'] += 1
+        if batched:
+            self._schedule.note(work.prepared, work.steps.start, len(results), seconds)
+        elif None not in results:
+            self._schedule.never_together(work.prepared)
+        actions: list[Action] = []
+        for request, pieces in zip(work.members, results, strict=True):
+            session = self._sessions.get(request.client)
+            if session is None or session.request is not request:
+                continue  # the client has begun another request, or has gone
+            request.spent += seconds / len(results)
+            if pieces is None:
+                session.request = None
+                self.dropped['failed'] += 1
+                continue
+            session.outbox.busy += seconds
+            for transfer, data in pieces:
+                session.outbox.offer(request.execution.route, transfer, data)
+            if request.execution.done:
+                session.request = None
+            actions += self._send(session, now)
+        return actions
 
     # -- time ------------------------------------------------------------------------------------
 

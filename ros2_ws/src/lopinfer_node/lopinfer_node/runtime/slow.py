@@ -59,6 +59,10 @@ class SlowProgram:
         """Begin an inference."""
         return _SlowRun(self.program.start(inputs), self.factor, self.steps)
 
+    def compute_together(self, runs: Sequence[Any], steps: range) -> bool:
+        """Return False: only a server computes for several robots."""
+        return False
+
 
 class _SlowRun:
     """A run of a `SlowProgram`: it sleeps after computations.

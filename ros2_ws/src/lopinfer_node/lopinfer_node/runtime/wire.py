@@ -22,16 +22,20 @@ MAX_PROBE = 240000      # maximum bytes of all pieces of a probe together
 MAX_PIECE = 245760      # maximum bytes of data in one piece
 MAX_PARTS = 0xFFFF
 
-OK, NOT_OPEN, NO_PLAN = 0, 1, 2  # status of an acknowledgement
+OK, NOT_OPEN, NO_PLAN, LEAVING = 0, 1, 2, 3  # status of an acknowledgement
 
 Buffer = bytes | bytearray | memoryview
 
-_HEADER = struct.Struct('<QQIIIHHBf')
+_HEADER = struct.Struct('<QQIIIHHBff')
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part ``part`` of ``parts`` of one transfer; fields as in lopinfer_msgs/Piece."""
+    """Part ``part`` of ``parts`` of one transfer; fields as in lopinfer_msgs/Piece.
+
+    ``busy``: seconds for which the server has computed. ``within``: seconds for which the robot
+    still waits for the result.
+    """
 
     incarnation: int
     plan: int
@@ -44,11 +48,12 @@ class Piece:
     busy: float
     data: Buffer
     check: int = 0
+    within: float = 0.0
 
     def checksum(self) -> int:
         """Return the CRC-32 of header and data."""
         header = _HEADER.pack(self.incarnation, self.plan, self.packet, self.request, self.transfer,
-                              self.part, self.parts, self.bin, self.busy)
+                              self.part, self.parts, self.bin, self.busy, self.within)
         return zlib.crc32(self.data, zlib.crc32(header))
 
     def sealed(self) -> Piece:
@@ -69,18 +74,20 @@ class Ack(arrivals.Ack):
     """Acknowledges a piece.
 
     ``rate``: measured rate, in bytes/s, of the pieces that go in the opposite direction; 0 before a
-    measurement.
+    measurement. ``wait``: seconds that the server needs for the requests of other robots; 0 if it
+    has none, or does not know.
     """
 
     incarnation: int
     status: int = OK
     rate: float = 0.0
+    wait: float = 0.0
 
 
 def acknowledge(inbox: arrivals.Arrivals, piece: Piece, now: float, status: int = OK,
-                rate: float = 0.0) -> Ack:
+                rate: float = 0.0, wait: float = 0.0) -> Ack:
     """Note that a piece has arrived; return its acknowledgement."""
-    return Ack(piece.packet, inbox.note(piece.packet), now, piece.incarnation, status, rate)
+    return Ack(piece.packet, inbox.note(piece.packet), now, piece.incarnation, status, rate, wait)
 
 
 def parts_of(size: int, piece_bytes: int) -> int:

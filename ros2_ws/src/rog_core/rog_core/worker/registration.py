@@ -20,9 +20,10 @@ from .pushes import Pushes
 from .shared import Shared
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
-# Maximum seconds between two attempts. The interval doubles with each attempt, because on a slow
-# link an answer needs more time.
-MAX_REGISTER_INTERVAL = 4.0
+# Maximum seconds between two attempts. The interval doubles with each attempt: only the answer to
+# the latest attempt counts, and on a slow link an answer that waits behind those to other robots
+# takes 15 s and more. A message of the server after a silence starts with the first interval again.
+MAX_REGISTER_INTERVAL = 32.0
 
 
 class Registration:

@@ -1,0 +1,134 @@
+"""Whose request a device computes next, and which requests it computes together. Sans-I/O.
+
+One device computes for several robots. A *part* is the steps of a program that can be computed
+without waiting for a message. The part with the earliest deadline is next. Requests whose next part
+is the same are computed as one batch, if batches of this size have taken less time per request than
+single requests. No request waits for a batch: it consists of what waits when the device is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+MOST = 16         # most requests in a batch
+SAVING = 0.03     # share of the time per request that a batch must save
+TRIES = 2         # measurements of a batch size that its median needs
+LATEST = 7        # the median is taken over so many of the latest measurements
+AGAIN = 64        # a size that saved nothing is tried again after so many opportunities
+# seconds within which a request wants its result if its robot does not say so
+USUAL = 1.0
+# A robot cannot go first for ever by short deadlines, nor fall behind for ever by long ones: a
+# deadline counts as at least one fair share from the arrival, and as at most `LONGEST` shares. A
+# share is the time in which each waiting request is computed once.
+LONGEST = 4
+
+Request = TypeVar('Request')
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Generic[Request]):
+    """A request whose next part can be computed.
+
+    `program`: what computes it; the same object for all requests of a batch. `start`: number of the
+    part's first step. `arrived`, `deadline`: times in s.
+    """
+
+    request: Request
+    program: Hashable
+    start: int
+    arrived: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Part:
+    """Measured seconds per request, for each class of sizes: 1, 2, 3 to 4, 5 to 8, 9 to 16."""
+
+    seconds: defaultdict[int, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=LATEST)))
+    skipped: int = 0        # opportunities for a batch since the last one
+
+
+class Schedule(Generic[Request]):
+    """Chooses by deadlines, and by the measured times of parts and batches."""
+
+    def __init__(self) -> None:
+        self._parts: WeakKeyDictionary[Hashable, defaultdict[int, _Part]] = WeakKeyDictionary()
+        self._single: WeakKeyDictionary[Hashable, bool] = WeakKeyDictionary()
+
+    def choose(self, ready: Sequence[Ready[Request]], now: float) -> list[Ready[Request]]:
+        """Return the requests whose next parts are computed now, as one batch.
+
+        The result is empty only if `ready` is. A request whose deadline is over comes after all
+        others: its robot has probably given up.
+        """
+        order = sorted(ready, key=lambda r: (r.deadline < now, self._urgency(r, len(ready))))
+        if not order:
+            return []
+        first = order[0]
+        same = [r for r in order if (r.program, r.start) == (first.program, first.start)][:MOST]
+        return same[:self._size(first, len(same), now)]
+
+    def _urgency(self, ready: Ready[Request], waiting: int) -> float:
+        share = waiting * self._seconds(self._part(ready.program, ready.start), 1)
+        within = ready.deadline - ready.arrived
+        return ready.arrived + (within if math.isnan(share)
+                                else min(max(within, share), LONGEST * share))
+
+    def _size(self, first: Ready[Request], most: int, now: float) -> int:
+        """Return how many of `most` equal requests to compute together."""
+        part = self._part(first.program, first.start)
+        single = self._seconds(part, 1)
+        if most == 1 or first.program in self._single or math.isnan(single):
+            return 1
+        sizes = sorted({most, *(2 ** k for k in range(1, most.bit_length()))}, reverse=True)
+        for size in sizes:
+            each = self._seconds(part, size)
+            if math.isnan(each):
+                part.skipped = 0
+                return size     # not measured yet
+            lateness = now + size * each > first.deadline >= now + single
+            if each <= (1 - SAVING) * single and not lateness:
+                return size
+        part.skipped += 1
+        if part.skipped < AGAIN:
+            return 1
+        part.skipped = 0
+        part.seconds.pop(_size_class(most), None)   # so that the next opportunities measure it
+        return most
+
+    def note(self, program: Hashable, start: int, requests: int, seconds: float) -> None:
+        """Record that a part of `requests` requests together took `seconds`."""
+        self._part(program, start).seconds[_size_class(requests)].append(seconds / requests)
+
+    def never_together(self, program: Hashable) -> None:
+        """Compute each request of this program alone: its operators cannot be batched."""
+        self._single[program] = True
+
+    def expected(self, program: Hashable) -> float:
+        """Return the seconds that the device takes for one request of a program; 0 if unknown."""
+        parts = self._parts.get(program, {}).values()
+        return sum(min((median_low(s) for s in part.seconds.values() if s), default=0.0)
+                   for part in parts)
+
+    def _part(self, program: Hashable, start: int) -> _Part:
+        parts = self._parts.get(program)
+        if parts is None:
+            parts = self._parts[program] = defaultdict(_Part)
+        return parts[start]
+
+    @staticmethod
+    def _seconds(part: _Part, size: int) -> float:
+        """Return the median seconds per request in batches like `size`; NaN if not measured."""
+        times = part.seconds.get(_size_class(size), ())
+        return median_low(times) if len(times) >= (1 if size == 1 else TRIES) else math.nan
+
+
+def _size_class(requests: int) -> int:
+    return (requests - 1).bit_length()

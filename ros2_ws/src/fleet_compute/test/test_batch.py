@@ -1,0 +1,34 @@
+"""Several requests at once give each what it gets alone."""
+
+import pytest
+import torch
+from fleet_compute.batch import together
+
+
+def test_each_request_gets_what_it_gets_alone():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(128, 5)).eval()
+
+    def function(image, state):
+        with torch.no_grad():
+            return model(image), state.view(1, 6).cumsum(1) + image.mean()
+
+    requests = [(torch.randn(1, 3, 16, 16), torch.randn(2, 3)) for _ in range(5)]
+    for mine, request in zip(together(function, requests), requests, strict=True):
+        torch.testing.assert_close(tuple(mine), function(*request))
+
+
+def test_a_function_whose_control_flow_depends_on_values_is_refused():
+    def function(x):
+        return (x if x.sum() > 0 else -x,)
+    with pytest.raises(RuntimeError):
+        together(function, [(torch.ones(2),), (-torch.ones(2),)])
+
+
+def test_a_request_that_fails_fails_all_and_changes_nothing():
+    table, sound, bad = torch.arange(3.0), torch.tensor([0, 1]), torch.tensor([0, 9])
+    with pytest.raises(Exception, match='range|bounds'):
+        together(lambda index: (table[index],), [(sound,), (bad,)])
+    assert together(lambda index: (table[index],), [(sound,), (sound,)])[1][0].tolist() == [0, 1]
