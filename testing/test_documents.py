@@ -236,7 +236,7 @@ NOT_RUN = {
     'python -m pytest testing/test_ros_lint.py': 'make test runs it',
     'pip install torch numba': 'make setup does it',
     'make wheels': 'testing/test_package.py builds and installs them',
-    'make versions': 'downloads 8 GB',
+    'make versions': 'downloads 8 GB', 'python tools/versions.py': 'downloads 8 GB',
     'pip install dist/': 'testing/test_package.py builds and installs them',
     'python -': 'options of Python, not commands',
     'make ros2-tools': 'needs sources that PyPI does not have',

@@ -39,7 +39,7 @@ NEEDED = {'2.4': ('torch==2.4.1', 'torchvision==0.19.1'),
           '2.14': ('torch==2.14.1', 'torchvision==0.29.1')}
 OWN = '.'.join(version('torch').split('.')[:2])
 PROGRAMS = ('classify', 'segment', 'detect', 'encoder', 'mlp', 'two_models', 'batches', 'branches',
-            'recurrent', 'loops', 'traced')
+            'recurrent', 'loops', 'traced', 'changed')
 HERE = re.compile(r'^rrto: (aten\.\S+) runs on this machine', re.MULTILINE)
 
 

@@ -65,7 +65,7 @@ class PerCall:
         try:
             described = self.settle(described)
         except UnknownOperator as error:
-            self.unknown[call.op] = str(error)
+            self.unknown[str(error).partition(' ')[0]] = str(error)
             raise
         handles: list[int | None] = []
         metas: list[Meta | None] = []
@@ -79,10 +79,9 @@ class PerCall:
         return result
 
     def _introduce(self, op: str) -> None:
-        if op not in self._introduced:
+        if op not in self._introduced and op != SEEDING:
+            self.machine.introduce(op, form(overload(op.removeprefix('aten.'))))
             self._introduced.add(op)
-            if op != SEEDING:
-                self.machine.introduce(op, form(overload(op.removeprefix('aten.'))))
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
         """Copy bytes to the device.
