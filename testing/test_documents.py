@@ -183,6 +183,7 @@ RUN = {
     'lopinfer plan resnet50 --bandwidth 0:30:5 --plot':
         Short(f'lopinfer plan {NET} --bandwidth 0:30:5 --plot', says='7 plans'),
     'lopinfer serve': Short(until='serving'),
+    'lopinfer serve --name second': Short(until='serving'),
     'lopinfer profile MODEL': Short(f'lopinfer profile {NET} --repeats 1 --out p.json'),
     'lopinfer compare MODEL': Short(f'lopinfer compare {NET}'),
     'rog doctor': Short('rog doctor --timeout 0', says='lo is up'),
