@@ -1,32 +1,32 @@
 """Whose request a device computes next, and which requests it computes together. Sans-I/O.
 
 One device computes for several robots. A *part* is the steps of a program that can be computed
-without waiting for a message. The part with the earliest deadline is next. Requests whose next part
-is the same are computed as one batch, if batches of this size have taken less time per request than
-single requests. No request waits for a batch: it consists of what waits when the device is free.
+without waiting for a message. Requests are computed in the order of their arrival, which gives all
+robots equal shares. But one that would be late in this order, and in time if it were first, is
+first. Requests whose next part is the same are computed as one batch, if batches of this size have
+taken less time per request than single requests. No request waits for a batch: it consists of what
+waits when the device is free.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 MOST = 16         # most requests in a batch
-SAVING = 0.03     # share of the time per request that a batch must save
+# Share of the time per request that a batch must save. Robots whose requests were one batch get
+# their results, and ask again, at the same time: then nobody's transfer hides behind computing.
+SAVING = 0.25
 TRIES = 2         # measurements of a batch size that its median needs
 LATEST = 7        # the median is taken over so many of the latest measurements
 AGAIN = 64        # a size that saved nothing is tried again after so many opportunities
 # seconds within which a request wants its result if its robot does not say so
 USUAL = 1.0
-# A robot cannot go first for ever by short deadlines, nor fall behind for ever by long ones: a
-# deadline counts as at least one fair share from the arrival, and as at most `LONGEST` shares. A
-# share is the time in which each waiting request is computed once.
-LONGEST = 4
 
 Request = TypeVar('Request')
 
@@ -68,18 +68,28 @@ class Schedule(Generic[Request]):
         The result is empty only if `ready` is. A request whose deadline is over comes after all
         others: its robot has probably given up.
         """
-        order = sorted(ready, key=lambda r: (r.deadline < now, self._urgency(r, len(ready))))
+        order = sorted(ready, key=lambda r: (r.deadline < now, r.arrived))
         if not order:
             return []
-        first = order[0]
-        same = [r for r in order if (r.program, r.start) == (first.program, first.start)][:MOST]
+        first = min(self._at_risk(order, now), key=lambda r: r.deadline, default=order[0])
+        same = [first, *(r for r in order if r is not first
+                         and (r.program, r.start) == (first.program, first.start))][:MOST]
         return same[:self._size(first, len(same), now)]
 
-    def _urgency(self, ready: Ready[Request], waiting: int) -> float:
-        share = waiting * self._seconds(self._part(ready.program, ready.start), 1)
-        within = ready.deadline - ready.arrived
-        return ready.arrived + (within if math.isnan(share)
-                                else min(max(within, share), LONGEST * share))
+    def _at_risk(self, order: Sequence[Ready[Request]], now: float) -> Iterator[Ready[Request]]:
+        """Yield the requests that are in time if they are first, and late in this order.
+
+        A robot that always waits less than its share does not get more by that: its share of the
+        device is the time in which each of the waiting requests is computed once.
+        """
+        times = [self._seconds(self._part(r.program, r.start), 1) for r in order]
+        times = [0.0 if math.isnan(seconds) else seconds for seconds in times]
+        end, share = now, sum(times)
+        for ready, seconds in zip(order, times, strict=True):
+            end += seconds
+            if now + seconds <= ready.deadline < end \
+                    and ready.deadline - ready.arrived >= share:
+                yield ready
 
     def _size(self, first: Ready[Request], most: int, now: float) -> int:
         """Return how many of `most` equal requests to compute together."""

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from fleet_compute.schedule import AGAIN, LONGEST, MOST, Ready, Schedule
+from fleet_compute.schedule import AGAIN, MOST, Ready, Schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,9 +30,20 @@ def measured(program, single, sizes=(2, 4, 8, 16), each=math.nan):
     return schedule
 
 
-def test_the_earliest_deadline_is_first():
+def test_the_first_that_came_is_first():
     schedule, a, b = Schedule(), Program(), Program()
-    assert names(schedule.choose([ready('late', a, 9.0), ready('early', b, 3.0)], 0.0)) == ['early']
+    waiting = [ready('second', a, 3.0, arrived=0.2), ready('first', b, 9.0, arrived=0.1)]
+    assert names(schedule.choose(waiting, 0.5)) == ['first']
+
+
+def test_a_request_that_would_be_late_overtakes_others():
+    a, b = Program(), Program()
+    schedule = measured(a, 1.0)
+    schedule.note(b, 0, 1, 1.0)
+    waiting = [ready('patient', a, 9.0), ready('urgent', b, 2.5, arrived=0.1)]
+    assert names(schedule.choose(waiting, 0.5)) == ['patient']     # both are in time
+    assert names(schedule.choose(waiting, 1.0)) == ['urgent']
+    assert names(schedule.choose(waiting, 1.6)) == ['patient']     # it is late in any order
 
 
 def test_a_request_whose_deadline_is_over_comes_last():
@@ -47,7 +58,7 @@ def test_requests_with_one_next_part_are_computed_together_if_that_saves_time():
     waiting = [ready(k, a, 10.0 + k) for k in range(3)] + [ready('other', b, 99.0),
                                                           ready('elsewhere', a, 11.0, start=7)]
     assert names(measured(a, 1.0, each=0.5).choose(waiting, 0.0)) == [0, 1, 2]
-    assert names(measured(a, 1.0, each=0.99).choose(waiting, 0.0)) == [0]
+    assert names(measured(a, 1.0, each=0.8).choose(waiting, 0.0)) == [0]
 
 
 def test_a_batch_has_at_most_the_largest_size():
@@ -66,9 +77,9 @@ def test_a_single_request_is_measured_before_a_batch_is_tried():
 
 def test_no_batch_makes_the_first_request_late():
     a = Program()
-    schedule = measured(a, 1.0, each=0.9)
+    schedule = measured(a, 1.0, each=0.7)
     waiting = [ready(k, a, 2.0) for k in range(8)]
-    assert len(schedule.choose(waiting, 0.0)) == 2      # 1.8 s, where eight take 7.2 s
+    assert len(schedule.choose(waiting, 0.0)) == 2      # 1.4 s, where eight take 5.6 s
 
 
 def test_what_saved_nothing_is_seldom_tried_again():
@@ -86,7 +97,7 @@ def test_a_program_that_cannot_be_batched_is_computed_alone():
     assert len(schedule.choose([ready(k, a, 9.0) for k in range(4)], 0.0)) == 1
 
 
-@pytest.mark.parametrize('greedy', [0.0, 1e-3, 0.5])
+@pytest.mark.parametrize('greedy', [0.0, 1e-3, 0.5, 1.1, 1.9, 2.0, 2.5, 5.0])
 def test_a_robot_with_short_deadlines_leaves_the_others_their_share(greedy):
     a, b = Program(), Program()
     schedule = measured(a, 1.0)
@@ -99,7 +110,7 @@ def test_a_robot_with_short_deadlines_leaves_the_others_their_share(greedy):
         now += 1.0
         served[name] += 1
         arrived[name] = now
-    assert served['patient'] >= 100 / (2 * LONGEST)
+    assert served['patient'] >= 49
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100), st.floats(0, 100)), min_size=1,
