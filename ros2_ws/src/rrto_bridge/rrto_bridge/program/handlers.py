@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..protocol.errors import Unsendable
-from ..protocol.operators import COMPOSITE, GRADED, LAYER, LEARNT, NESTED_MASK, RECURRENT, overload
+from ..protocol.operators import COMPOSITE, LAYER, NESTED_MASK
 from ..protocol.record import Meta
 from ..protocol.tensors import NAMES, check_device, contiguous, meta_of
 from .nested_tensors import NestedTensor, nested_tensor, refuse
@@ -88,19 +88,6 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
     if not isinstance(tensor, RemoteTensor):
         return tensor.resize_(like.shape, memory_format=memory_format)
     return on.resize(tensor, like.shape, memory_format=memory_format)
-
-
-def _recurrent(function: Any) -> Any:
-    """Return a handler that tells the server two facts about gradients in the program.
-
-    The facts are whether the weights require gradients, and whether gradients are enabled. PyTorch
-    chooses its routines by these facts (see `execution.checks`).
-    """
-    def handler(on: Runner, /, *args: Any) -> Any:
-        learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
-        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
-        return on.run(function, args, {name: True for name, value in said.items() if value})
-    return handler
 
 
 def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
@@ -197,7 +184,6 @@ HANDLERS: dict[Any, Handler] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten._nested_tensor_from_mask.default: _from_mask,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
     aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
                                            aten._linalg_svd.default, 1),
     aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..protocol.operators import RECURRENT, Operator, operator
+from ..protocol.operators import Operator, operator
 from ..protocol.record import Meta, Persistent, Special
 from ..protocol.sequence import Own, Step
 from ..protocol.tensors import DTYPES, from_special
@@ -27,8 +27,7 @@ Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 # unchanged.
 _ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
          **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
-            for name in ('svdvals', 'eigvalsh')},
-         **{f'aten.{cell}.input': 'False' for cell in RECURRENT}}
+            for name in ('svdvals', 'eigvalsh')}}
 
 
 def compiled(step: Step) -> Matcher:
