@@ -42,7 +42,7 @@ def recurrent_layers_of_images(device):
 
 @case
 def without_no_grad(device):
-    """Run operators that a CPU computes differently when tensors may need gradients."""
+    """Run operators that a CPU rounds differently when tensors may need gradients."""
     torch.manual_seed(0)
     layers = [nn.LSTM(4, 6, batch_first=first).eval().to(device) for first in (False, True)]
     matrix = torch.rand(5, 5).to(device).requires_grad_()
@@ -55,24 +55,6 @@ def without_no_grad(device):
                 found += [torch.linalg.svdvals(matrix + k), torch.linalg.eigvalsh(matrix + k),
                           torch.linalg.eigvalsh(matrix + k, UPLO='U')]
         return [t.detach() for t in found]
-    return infer
-
-
-@case
-def what_is_asked_for_otherwise_once_it_was_learnt(device):
-    torch.manual_seed(0)
-    matrix = torch.rand(5, 5).to(device).requires_grad_()
-
-    def infer(k):
-        x = seeded(k, 2, 2, 40, 16).to(device)
-        if k < 5:
-            with torch.no_grad():
-                return [torch.linalg.svdvals(matrix), torch.linalg.eigvalsh(matrix),
-                        F.scaled_dot_product_attention(x, x, x)]
-        with sdpa_kernel(SDPBackend.MATH):
-            made = [torch.linalg.svdvals(matrix), torch.linalg.eigvalsh(matrix),
-                    F.scaled_dot_product_attention(x, x, x)]
-        return [t.detach() for t in made]
     return infer
 
 
@@ -272,7 +254,8 @@ def tensors_of_a_class_of_the_program(device):
     return infer
 
 
-ROUNDED = {'recurrent_layers_of_images'}   # cases that the server rounds differently
+# Cases that the server rounds differently.
+ROUNDED = {'recurrent_layers_of_images', 'without_no_grad'}
 
 
 @pytest.mark.parametrize('name', CASES)

@@ -90,21 +90,6 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
     return on.resize(tensor, like.shape, memory_format=memory_format)
 
 
-def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
-    """Return a handler for an operator that returns singular values or eigenvalues.
-
-    If gradients are enabled and the matrix requires them, PyTorch computes these values with the
-    operator `decomposition`, which rounds differently from `function`. To return equal values, the
-    handler then runs `decomposition` instead of `function`. `place`: index of the values among the
-    results of `decomposition`.
-    """
-    def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and matrix.requires_grad:
-            return on.run(decomposition, (matrix, *args), kwargs)[place]
-        return on.run(function, (matrix, *args), kwargs)
-    return handler
-
-
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
     """Run attention with the server's fused kernel.
 
@@ -184,10 +169,6 @@ HANDLERS: dict[Any, Handler] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten._nested_tensor_from_mask.default: _from_mask,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
-                                           aten._linalg_svd.default, 1),
-    aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
-                                            aten._linalg_eigh.default, 0),
     aten.set_.source_Tensor: _set_to,
     aten.set_.default: _set_empty,
     aten.set_.source_Storage: _set_storage,

@@ -25,9 +25,7 @@ Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 # Maps an operator that has a handler (see `handlers.HANDLERS`) to the code of one more
 # condition for a match. If the condition is true, the handler would send the call
 # unchanged.
-_ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
-         **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
-            for name in ('svdvals', 'eigvalsh')}}
+_ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()'}
 
 
 def compiled(step: Step) -> Matcher:
