@@ -91,12 +91,11 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
 
 
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
-    """Run attention with the server's fused kernel.
+    """Run attention on the server, or for fake tensors as matrix products.
 
-    Run it as matrix products instead if flash attention is disabled, or for fake tensors: for
-    these, PyTorch 2.8 would ask the driver of CUDA which kernels there are.
+    For fake tensors, PyTorch 2.8 would ask the driver of CUDA which kernels there are.
     """
-    if torch.backends.cuda.flash_sdp_enabled() and any(isinstance(t, RemoteTensor) for t in args):
+    if any(isinstance(t, RemoteTensor) for t in args):
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
 

@@ -22,11 +22,6 @@ from .remote import CUDA, SIZE, Value, _make, move
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
 
-# Maps an operator that has a handler (see `handlers.HANDLERS`) to the code of one more
-# condition for a match. If the condition is true, the handler would send the call
-# unchanged.
-_ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()'}
-
 
 def compiled(step: Step) -> Matcher:
     """Return the matcher of a step whose tensors are `Own` or `Persistent`; store it in the step.
@@ -39,9 +34,8 @@ def compiled(step: Step) -> Matcher:
     names: dict[str, Any] = {'OP': function, 'MISS': MISS, 'MAKE': _make, 'KIND': Value,
                              'STRIDED': torch.strided, 'MOVE': move, 'CUDA': CUDA, 'SIZE': SIZE,
                              'copysign': math.copysign, 'ORDINARY': torch._C._InferenceMode,
-                             'INFERENCE': torch.is_inference_mode_enabled,
-                             'FLASH': torch.backends.cuda.flash_sdp_enabled}
-    tests = [f'len(args) == {len(step.arguments)}', _ALSO.get(step.op, 'True')]
+                             'INFERENCE': torch.is_inference_mode_enabled}
+    tests = [f'len(args) == {len(step.arguments)}']
     places: dict[Any, str] = {}
     for k, value in enumerate(step.arguments):
         _test(f'args[{k}]', value, tests, names, places)
