@@ -35,10 +35,8 @@ def prepared(operator: Any, device: torch.device) -> Call:
     if device.type != 'cuda' and base in _ELSEWHERE:
         function = _ELSEWHERE[base]
     function = _ASKED.get(base, function)
-    if base in RECURRENT:
-        function = _recurrent(function, device)
-        if operator._overloadname == 'data':
-            function = _packed(function)
+    if base in RECURRENT and operator._overloadname == 'data':
+        function = _packed(function)
     if base == '_transformer_encoder_layer_fwd':
         function = _encoder_layer(function)
     if base in UNINITIALISED:
@@ -73,28 +71,6 @@ def _grouped(function: Call) -> Call:
             end = int(offs[-1])
             (made[end:] if self.dim() == 2 else made[:, end:]).zero_()
         return made
-    return call
-
-
-def _recurrent(function: Call, device: torch.device) -> Call:
-    """Wrap an operator such as an LSTM, so that it computes the same values as in the program.
-
-    The wrapper has two more arguments. `learnt`: whether the weights require gradients in the
-    program. `graded`: whether gradients are enabled in the program. Even without a backward pass,
-    these two facts change the values. On a CPU, PyTorch uses another routine for the matrix
-    products if the weights require gradients. If gradients are enabled, PyTorch also uses another
-    library to compute an LSTM. The weights on the server were made in inference mode, so they
-    cannot require gradients. Therefore the wrapper uses copies that require gradients, but only on
-    a CPU and for an input that is not contiguous.
-    """
-    def call(input: torch.Tensor, hidden: Any, weights: Any, *args: Any, learnt: bool = False,
-             graded: bool = False) -> Any:
-        steps = input.transpose(0, 1) if args[-1] and input.dim() > 1 else input
-        if learnt and device.type == 'cpu' and not steps.is_contiguous():
-            with torch._C._InferenceMode(False):
-                weights = [w.detach().clone().requires_grad_() for w in weights]
-        with torch.set_grad_enabled(graded):
-            return function(input, hidden, weights, *args)
     return call
 
 

@@ -19,7 +19,7 @@ from ..protocol.errors import (
     RemoteError,
     UnknownOperator,
 )
-from ..protocol.operators import DEFAULT, GRADED, LEARNT, USUAL
+from ..protocol.operators import DEFAULT, USUAL
 from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .checks import prepared
@@ -321,7 +321,7 @@ def _without_more(operator: Any, function: Callable[..., Any]) -> Callable[..., 
     """Return a function that runs the operator, but refuses arguments that it does not have."""
     arguments = operator._schema.arguments
     most = sum(not a.kwarg_only for a in arguments)
-    names = {LEARNT, GRADED, DEFAULT, *(a.name for a in arguments)}
+    names = {DEFAULT, *(a.name for a in arguments)}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) > most or not kwargs.keys() <= names:

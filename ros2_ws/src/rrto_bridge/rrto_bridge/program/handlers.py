@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..protocol.errors import Unsendable
-from ..protocol.operators import COMPOSITE, GRADED, LAYER, LEARNT, NESTED_MASK, RECURRENT, overload
+from ..protocol.operators import COMPOSITE, LAYER, NESTED_MASK
 from ..protocol.record import Meta
 from ..protocol.tensors import NAMES, check_device, contiguous, meta_of
 from .nested_tensors import NestedTensor, nested_tensor, refuse
@@ -90,41 +90,12 @@ def _resize_as(on: Runner, /, tensor: torch.Tensor, like: torch.Tensor, *,
     return on.resize(tensor, like.shape, memory_format=memory_format)
 
 
-def _recurrent(function: Any) -> Any:
-    """Return a handler that tells the server two facts about gradients in the program.
-
-    The facts are whether the weights require gradients, and whether gradients are enabled. PyTorch
-    chooses its routines by these facts (see `execution.checks`).
-    """
-    def handler(on: Runner, /, *args: Any) -> Any:
-        learnt = any(isinstance(t, torch.Tensor) and t.requires_grad for t in args[2])
-        said = {LEARNT: learnt, GRADED: torch.is_grad_enabled()}
-        return on.run(function, args, {name: True for name, value in said.items() if value})
-    return handler
-
-
-def _spectrum(function: Any, decomposition: Any, place: int) -> Any:
-    """Return a handler for an operator that returns singular values or eigenvalues.
-
-    If gradients are enabled and the matrix requires them, PyTorch computes these values with the
-    operator `decomposition`, which rounds differently from `function`. To return equal values, the
-    handler then runs `decomposition` instead of `function`. `place`: index of the values among the
-    results of `decomposition`.
-    """
-    def handler(on: Runner, /, matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and matrix.requires_grad:
-            return on.run(decomposition, (matrix, *args), kwargs)[place]
-        return on.run(function, (matrix, *args), kwargs)
-    return handler
-
-
 def _attention(on: Runner, /, *args: Any, **kwargs: Any) -> Any:
-    """Run attention with the server's fused kernel.
+    """Run attention on the server, or for fake tensors as matrix products.
 
-    Run it as matrix products instead if flash attention is disabled, or for fake tensors: for
-    these, PyTorch 2.8 would ask the driver of CUDA which kernels there are.
+    For fake tensors, PyTorch 2.8 would ask the driver of CUDA which kernels there are.
     """
-    if torch.backends.cuda.flash_sdp_enabled() and any(isinstance(t, RemoteTensor) for t in args):
+    if any(isinstance(t, RemoteTensor) for t in args):
         return on.run(aten.scaled_dot_product_attention.default, args, kwargs)
     return aten._scaled_dot_product_attention_math.default._op_dk(COMPOSITE, *args, **kwargs)[0]
 
@@ -197,11 +168,6 @@ HANDLERS: dict[Any, Handler] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten._nested_tensor_from_mask.default: _from_mask,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
-    **{overload(f'{cell}.input'): _recurrent(overload(f'{cell}.input')) for cell in RECURRENT},
-    aten.linalg_svdvals.default: _spectrum(aten.linalg_svdvals.default,
-                                           aten._linalg_svd.default, 1),
-    aten.linalg_eigvalsh.default: _spectrum(aten.linalg_eigvalsh.default,
-                                            aten._linalg_eigh.default, 0),
     aten.set_.source_Tensor: _set_to,
     aten.set_.default: _set_empty,
     aten.set_.source_Storage: _set_storage,

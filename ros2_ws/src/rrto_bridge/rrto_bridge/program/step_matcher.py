@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..protocol.operators import RECURRENT, Operator, operator
+from ..protocol.operators import Operator, operator
 from ..protocol.record import Meta, Persistent, Special
 from ..protocol.sequence import Own, Step
 from ..protocol.tensors import DTYPES, from_special
@@ -21,14 +21,6 @@ from .remote import CUDA, SIZE, Value, _make, move
 
 MISS = object()   # result of a matcher for a call that does not match
 Matcher = Callable[[Any, tuple[Any, ...], Any, int], Any]
-
-# Maps an operator that has a handler (see `handlers.HANDLERS`) to the code of one more
-# condition for a match. If the condition is true, the handler would send the call
-# unchanged.
-_ALSO = {'aten.scaled_dot_product_attention.default': 'FLASH()',
-         **{f'aten.linalg_{name}.default': 'not args[0].requires_grad'
-            for name in ('svdvals', 'eigvalsh')},
-         **{f'aten.{cell}.input': 'False' for cell in RECURRENT}}
 
 
 def compiled(step: Step) -> Matcher:
@@ -42,9 +34,8 @@ def compiled(step: Step) -> Matcher:
     names: dict[str, Any] = {'OP': function, 'MISS': MISS, 'MAKE': _make, 'KIND': Value,
                              'STRIDED': torch.strided, 'MOVE': move, 'CUDA': CUDA, 'SIZE': SIZE,
                              'copysign': math.copysign, 'ORDINARY': torch._C._InferenceMode,
-                             'INFERENCE': torch.is_inference_mode_enabled,
-                             'FLASH': torch.backends.cuda.flash_sdp_enabled}
-    tests = [f'len(args) == {len(step.arguments)}', _ALSO.get(step.op, 'True')]
+                             'INFERENCE': torch.is_inference_mode_enabled}
+    tests = [f'len(args) == {len(step.arguments)}']
     places: dict[Any, str] = {}
     for k, value in enumerate(step.arguments):
         _test(f'args[{k}]', value, tests, names, places)

@@ -15,9 +15,6 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 RECURRENT = ('gru', 'lstm', 'rnn_tanh', 'rnn_relu')
-# Extra keywords that `program.handlers` adds to calls of `RECURRENT` operators.
-LEARNT = 'learnt'   # keyword that says whether a weight requires gradients
-GRADED = 'graded'   # keyword that says whether gradients are enabled
 
 # Constants for the operator `_transformer_encoder_layer_fwd`.
 LAYER = 17     # number of arguments between `src` and `mask`

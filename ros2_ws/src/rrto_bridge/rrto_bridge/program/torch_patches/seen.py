@@ -2,20 +2,19 @@
 
 Remote tensors have classes of their own, to which PyTorch dispatches operators. A module that
 compares, stores or looks up types would therefore behave differently than on CUDA. To prevent this,
-the patch puts another `type` into the globals of such a module. For a remote tensor, the new `type`
-returns the class that the tensor would have on CUDA. For all other objects, it returns the same as
-Python's `type`.
+the patch puts another `type` into the globals of each module that has imported from PyTorch. For a
+remote tensor, the new `type` returns the class that the tensor would have on CUDA. For all other
+objects, it returns the same as Python's `type`.
 """
 
 from __future__ import annotations
 
 import builtins
 import os
-import re
 import sys
 import sysconfig
 from importlib.machinery import SourceFileLoader
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,9 +23,6 @@ import rrto_bridge
 
 from ..remote import RemoteTensor, seen_as
 
-_USES = re.compile(rb'\btype\([^\n]*\)\s*(?:is|==|!=|in|not)\b|(?:\bis|\bnot|==|!=|\bin)\s+type\('
-                   rb'|=\s*type\(|\[type\(|get\(type\(')
-_TENSORS = re.compile(rb'\b(?:torch|Tensor|Parameter)\b')
 _OURS = (os.path.dirname(rrto_bridge.__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep)
 _PYTHONS = sysconfig.get_path('stdlib') + os.sep
 
@@ -79,28 +75,29 @@ def install() -> None:
     frame: Any = sys._getframe(1)
     while frame is not None:
         names, path = frame.f_globals, frame.f_code.co_filename
-        if frame.f_code.co_name == '<module>':
-            _look(names, path)
-        if names.get('__name__') == '__main__' and not os.path.exists(path):
-            # The code of `python -c`, a prompt or a notebook is not in a file. It cannot be
-            # searched for uses of `type`, so replace `type` in any case.
-            names['type'] = TYPE
+        if frame.f_code.co_name == '<module>' or names.get('__name__') == '__main__':
+            _patch(names, path)
         frame = frame.f_back
     execute = SourceFileLoader.exec_module
 
     def exec_module(self: Any, module: Any) -> None:
-        _look(vars(module), self.path)
         execute(self, module)
+        if any(map(_of_torch, list(vars(module).values()))):
+            _patch(vars(module), self.path)
 
     SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
 
 
-def _look(names: dict[str, Any], path: str) -> None:
-    if path.startswith(_OURS) or path.startswith(_PYTHONS) and 'site-packages' not in path:
-        return
-    try:
-        source = Path(path).read_bytes()
-    except OSError:   # the module is not from a file
-        return
-    if b'type(' in source and _TENSORS.search(source) and _USES.search(source):
+def _of_torch(value: Any) -> bool:
+    """Return whether a value is a module or a class of PyTorch."""
+    kind = builtins.type(value)
+    # Do not examine subclasses of ModuleType, because this might load a lazy module.
+    names = vars(value) if kind is ModuleType or issubclass(kind, builtins.type) else {}
+    home = names.get('__module__', names.get('__name__'))
+    return str(home).partition('.')[0] == 'torch'
+
+
+def _patch(names: dict[str, Any], path: str) -> None:
+    if not path.startswith(_OURS) and (
+            not path.startswith(_PYTHONS) or 'site-packages' in path):
         names['type'] = TYPE
