@@ -7,15 +7,16 @@ no shape in the program's arguments needs to change.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 
 Function = Callable[..., Sequence[torch.Tensor]]
 
-# An operator without a rule of its own for batches is computed request by request.
-warnings.filterwarnings('ignore', message='There is a performance drop because we have not yet')
+# PyTorch computes an operator without a rule for batches request by request, and warns each time.
+_warn = getattr(torch._C._functorch, '_set_vmap_fallback_warning_enabled', None)
+if _warn is not None:
+    _warn(False)
 
 
 def together(function: Function, requests: Sequence[Sequence[torch.Tensor]]
@@ -25,8 +26,14 @@ def together(function: Function, requests: Sequence[Sequence[torch.Tensor]]
     `requests`: for each request, tensors of the same shapes, dtypes and device as those of the
     others. Raises whatever PyTorch raises if an operator cannot be batched, or fails for one of
     the requests; nothing has changed then, and each request can be computed alone.
+
+    There is one difference: inside a batch, a tensor without axes has one, so PyTorch's rules for
+    the types of results treat it as any other tensor. The caller must not pass a function in which
+    such a tensor meets one of another dtype.
     """
+    if not requests[0]:
+        return [list(function()) for _ in requests]
     stacked = [torch.stack(same) for same in zip(*requests, strict=True)]
-    results = torch.vmap(lambda *tensors: tuple(function(*tensors)))(*stacked) if stacked else ()
+    results = torch.vmap(lambda *tensors: tuple(function(*tensors)))(*stacked)
     columns = [result.unbind() for result in results]
     return [[column[k] for column in columns] for k in range(len(requests))]

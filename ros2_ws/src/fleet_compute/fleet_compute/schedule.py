@@ -35,13 +35,13 @@ Request = TypeVar('Request')
 class Ready(Generic[Request]):
     """A request whose next part can be computed.
 
-    `program`: what computes it; the same object for all requests of a batch. `start`: number of the
-    part's first step. `arrived`, `deadline`: times in s.
+    `program`: what computes it; the same object for all requests of a batch. `part`: the steps of
+    the program that can be computed. `arrived`, `deadline`: times in s.
     """
 
     request: Request
     program: Hashable
-    start: int
+    part: Hashable
     arrived: float
     deadline: float
 
@@ -59,21 +59,23 @@ class Schedule(Generic[Request]):
     """Chooses by deadlines, and by the measured times of parts and batches."""
 
     def __init__(self) -> None:
-        self._parts: WeakKeyDictionary[Hashable, defaultdict[int, _Part]] = WeakKeyDictionary()
+        self._parts: WeakKeyDictionary[Hashable, defaultdict[Hashable, _Part]] = \
+            WeakKeyDictionary()
+        self._whole: WeakKeyDictionary[Hashable, deque[float]] = WeakKeyDictionary()
         self._single: WeakKeyDictionary[Hashable, bool] = WeakKeyDictionary()
 
     def choose(self, ready: Sequence[Ready[Request]], now: float) -> list[Ready[Request]]:
         """Return the requests whose next parts are computed now, as one batch.
 
-        The result is empty only if `ready` is. A request whose deadline is over comes after all
-        others: its robot has probably given up.
+        The result is empty only if `ready` is. A request that cannot be in time comes after all
+        others: its robot will probably have given up.
         """
-        order = sorted(ready, key=lambda r: (r.deadline < now, r.arrived))
+        order = sorted(ready, key=lambda r: (now + self._single_time(r) > r.deadline, r.arrived))
         if not order:
             return []
         first = min(self._at_risk(order, now), key=lambda r: r.deadline, default=order[0])
         same = [first, *(r for r in order if r is not first
-                         and (r.program, r.start) == (first.program, first.start))][:MOST]
+                         and (r.program, r.part) == (first.program, first.part))][:MOST]
         return same[:self._size(first, len(same), now)]
 
     def _at_risk(self, order: Sequence[Ready[Request]], now: float) -> Iterator[Ready[Request]]:
@@ -82,8 +84,7 @@ class Schedule(Generic[Request]):
         A robot that always waits less than its share does not get more by that: its share of the
         device is the time in which each of the waiting requests is computed once.
         """
-        times = [self._seconds(self._part(r.program, r.start), 1) for r in order]
-        times = [0.0 if math.isnan(seconds) else seconds for seconds in times]
+        times = [self._single_time(r) for r in order]
         end, share = now, sum(times)
         for ready, seconds in zip(order, times, strict=True):
             end += seconds
@@ -91,9 +92,14 @@ class Schedule(Generic[Request]):
                     and ready.deadline - ready.arrived >= share:
                 yield ready
 
+    def _single_time(self, ready: Ready[Request]) -> float:
+        """Return the seconds for the part alone; 0 if it has not been measured."""
+        seconds = self._seconds(self._part(ready.program, ready.part), 1)
+        return 0.0 if math.isnan(seconds) else seconds
+
     def _size(self, first: Ready[Request], most: int, now: float) -> int:
         """Return how many of `most` equal requests to compute together."""
-        part = self._part(first.program, first.start)
+        part = self._part(first.program, first.part)
         single = self._seconds(part, 1)
         if most == 1 or first.program in self._single or math.isnan(single):
             return 1
@@ -113,9 +119,13 @@ class Schedule(Generic[Request]):
         part.seconds.pop(_size_class(most), None)   # so that the next opportunities measure it
         return most
 
-    def note(self, program: Hashable, start: int, requests: int, seconds: float) -> None:
+    def note(self, program: Hashable, part: Hashable, requests: int, seconds: float) -> None:
         """Record that a part of `requests` requests together took `seconds`."""
-        self._part(program, start).seconds[_size_class(requests)].append(seconds / requests)
+        self._part(program, part).seconds[_size_class(requests)].append(seconds / requests)
+
+    def note_whole(self, program: Hashable, seconds: float) -> None:
+        """Record that all parts of a request took `seconds`, with its share of batches."""
+        self._whole.setdefault(program, deque(maxlen=LATEST)).append(seconds)
 
     def never_together(self, program: Hashable) -> None:
         """Compute each request of this program alone: its operators cannot be batched."""
@@ -123,15 +133,13 @@ class Schedule(Generic[Request]):
 
     def expected(self, program: Hashable) -> float:
         """Return the seconds that the device takes for one request of a program; 0 if unknown."""
-        parts = self._parts.get(program, {}).values()
-        return sum(min((median_low(s) for s in part.seconds.values() if s), default=0.0)
-                   for part in parts)
+        return median_low(self._whole.get(program) or (0.0,))
 
-    def _part(self, program: Hashable, start: int) -> _Part:
+    def _part(self, program: Hashable, part: Hashable) -> _Part:
         parts = self._parts.get(program)
         if parts is None:
             parts = self._parts[program] = defaultdict(_Part)
-        return parts[start]
+        return parts[part]
 
     @staticmethod
     def _seconds(part: _Part, size: int) -> float:

@@ -20,6 +20,10 @@ def test_each_request_gets_what_it_gets_alone():
         torch.testing.assert_close(tuple(mine), function(*request))
 
 
+def test_a_function_without_tensors_gives_each_request_its_result():
+    assert [r[0].tolist() for r in together(lambda: (torch.ones(2),), [(), ()])] == [[1, 1]] * 2
+
+
 def test_a_function_whose_control_flow_depends_on_values_is_refused():
     def function(x):
         return (x if x.sum() > 0 else -x,)

@@ -12,8 +12,8 @@ class Program:
     """Any object that can be told from others."""
 
 
-def ready(request, program, deadline, start=0, arrived=0.0):
-    return Ready(request, program, start, arrived, deadline)
+def ready(request, program, deadline, part=0, arrived=0.0):
+    return Ready(request, program, part, arrived, deadline)
 
 
 def names(chosen):
@@ -56,7 +56,7 @@ def test_a_request_whose_deadline_is_over_comes_last():
 def test_requests_with_one_next_part_are_computed_together_if_that_saves_time():
     a, b = Program(), Program()
     waiting = [ready(k, a, 10.0 + k) for k in range(3)] + [ready('other', b, 99.0),
-                                                          ready('elsewhere', a, 11.0, start=7)]
+                                                          ready('elsewhere', a, 11.0, part=7)]
     assert names(measured(a, 1.0, each=0.5).choose(waiting, 0.0)) == [0, 1, 2]
     assert names(measured(a, 1.0, each=0.8).choose(waiting, 0.0)) == [0]
 
@@ -128,5 +128,21 @@ def test_what_is_chosen_waits_and_has_one_part(requests, times, now):
     assert 1 <= len(chosen) <= MOST and len(set(names(chosen))) == len(chosen)
     assert len({r.program for r in chosen}) == 1 and all(r in waiting for r in chosen)
     assert all(schedule.expected(p) >= 0 for p in programs)
-    in_time = [r for r in waiting if r.deadline >= now]
-    assert not in_time or chosen[0].deadline >= now
+    hopeful = [r for r in waiting if r.deadline >= now + 10]
+    assert not hopeful or chosen[0].deadline >= now
+
+
+def test_what_cannot_be_in_time_does_not_make_others_late():
+    a, b = Program(), Program()
+    schedule = measured(a, 1.0)
+    schedule.note(b, 0, 1, 1.0)
+    waiting = [ready('hopeless', a, 0.9), ready('in time', b, 1.2, arrived=0.1)]
+    assert names(schedule.choose(waiting, 0.1)) == ['in time']
+
+
+def test_expected_is_the_time_of_a_whole_request():
+    schedule, a = Schedule(), Program()
+    assert schedule.expected(a) == 0.0
+    for seconds in (9.0, 1.0, 2.0):
+        schedule.note_whole(a, seconds)
+    assert schedule.expected(a) == 2.0

@@ -180,7 +180,11 @@ class OffloadedModel:
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')
         self._node = Node('lopinfer', namespace=self._robot, context=self._context)
         bound_parameters(self._node, writable=False)
-        client = Servers(self._node, traced, self._options)
+        try:
+            client = Servers(self._node, traced, self._options)
+        except Exception:
+            self._release()
+            raise
         self._spinning = Spinning(self._node)
         here = weakref.WeakMethod(self._after_fork)
         os.register_at_fork(after_in_child=lambda: (forked := here()) and forked())
@@ -225,6 +229,9 @@ class OffloadedModel:
             return
         self._spinning.close()
         client.close()
+        self._release()
+
+    def _release(self) -> None:
         self._node.destroy_node()
         with _names_lock:
             _names.discard(self._robot)

@@ -95,6 +95,61 @@ def test_requests_computed_together_give_what_each_gives_alone(traced, share):
     assert [r._stretches.keys() for r in alone] == [r._stretches.keys() for r in batch]
 
 
+class Alias(torch.nn.Module):
+    """Has results that are their inputs, and a part that needs no input."""
+
+    def forward(self, x):
+        return torch.cat([x.flatten(), torch.ones(3).to(x.dtype).flatten()]), x.to(x.dtype) * 2
+
+
+class Scalars(torch.nn.Module):
+    """Compares a tensor without axes with one of another type."""
+
+    def forward(self, x, least):
+        return (x > least).float() + torch.where(x > 0, x, least).float()
+
+
+@pytest.mark.parametrize(('model', 'inputs'), [
+    (Alias(), [(torch.rand(4),) for _ in range(3)]),
+    (Scalars(), [(torch.tensor([1, -100, 90], dtype=torch.int8), torch.tensor(k))
+                 for k in (-1000, 112, 6000)])])
+def test_a_batch_gives_no_other_values_and_types_than_each_request_alone(model, inputs):
+    traced = trace(model.eval(), *inputs[0])
+    plan = Plan.server_only(traced.graph)
+    program = Program(traced, plan, SERVER)
+
+    def runs():
+        made = [program.start() for _ in inputs]
+        for run, given in zip(made, inputs, strict=True):
+            for t in plan.transfers:
+                if t.source == DEVICE:
+                    x = given[traced.graph.inputs.index(t.node)]
+                    run.deliver(t.index, bytearray(x.reshape(-1).view(torch.uint8).numpy()))
+        return made
+    steps, batch, alone = range(len(program.steps)), runs(), runs()
+    computed = program.compute_together(batch, steps)
+    assert computed == isinstance(model, Alias)
+    for one, other in zip(alone, batch, strict=True):
+        for run in (one,) if computed else (one, other):
+            for at in steps:
+                run.compute(at)
+        for t in plan.transfers:
+            if t.source == SERVER:
+                assert bytes(one.piece(t.index)) == bytes(other.piece(t.index))
+
+
+def test_transfers_for_later_steps_are_not_mixed_up(traced):
+    plan = Plan.server_only(traced.graph)
+    program = Program(traced, plan, SERVER)
+    runs = runs_of(program, traced, plan, torch.rand(2, 1, 3, 16, 16))
+    extra = torch.full((1, 8, 3, 16), 7.0)
+    node = program.steps[2].node
+    runs[0]._stretches[node] = [(0, 3, extra)]      # has arrived for one run only
+    first = range(2)
+    assert program.compute_together(runs, first)
+    assert runs[0]._stretches[node][0][2] is extra and node not in runs[1]._stretches
+
+
 class Lookup(torch.nn.Module):
     """Fails for an index outside its table."""
 

@@ -1,5 +1,6 @@
 """After any interruption of an upload, the store lists the whole model or nothing of it."""
 
+import json
 import os
 import random
 import resource
@@ -272,12 +273,29 @@ def test_a_model_whose_weights_are_gone_is_refused_and_can_be_sent_again(tmp_pat
     assert store.load(second.digest).digest == second.digest
 
 
-@pytest.mark.parametrize('text', ['[]', '{"a": 1}', '{', '"x"', '[' * 100_000])
+def test_a_model_whose_contents_lie_spoils_others_once(tmp_path):
+    store = Store(tmp_path / 'store')
+    first, _ = sent(store, tmp_path / 'first', small())
+    place = store.path(first.digest) / CONTENTS
+    contents = json.loads(place.read_text())
+    names = sorted(contents)
+    wanted = trace(small(1.0), torch.zeros(1, 64)).contents
+    changed = next(n for n in names if contents[n] != wanted[n])
+    place.write_text(json.dumps({**contents, changed: wanted[changed]}))
+    second, _ = sent(store, tmp_path / 'second', small(1.0))
+    with pytest.raises(ModelError, match='is not what'):
+        store.load(second.digest)
+    store.remove(second.digest)
+    sent(store, tmp_path / 'again', small(1.0))
+    assert store.load(second.digest).digest == second.digest
+
+
+@pytest.mark.parametrize('text', ['{"a": "b"}', '[]', '{"a": 1}', '{', '"x"', '[' * 100_000])
 def test_contents_that_are_no_texts_are_refused(tmp_path, text):
     store, data = Store(tmp_path), text.encode()
     reply = store.take(UploadRequest(DIGEST, CONTENTS, sha256(data).hexdigest(), len(data), 0,
                                      data))
     assert not reply.accepted and reply.reason
-    good = b'{"a": "b"}'
+    good = b'{"a": "%s"}' % (b'0' * 64)
     assert store.take(UploadRequest(DIGEST, CONTENTS, sha256(good).hexdigest(), len(good), 0, good)
                       ).missing == ['a']

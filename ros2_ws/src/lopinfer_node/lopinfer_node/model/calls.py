@@ -6,7 +6,7 @@ footprints of its inputs, and a function that computes one interval of the outpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -93,13 +93,19 @@ class Call:
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """Return the inputs of class `Value`, each once, in the order of the operator's schema."""
-        found: dict[int, Value] = {}
+        return tuple({item.index: item for item in self._items() if isinstance(item, Value)
+                      }.values())
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Return the inputs of class `Weight`."""
+        return tuple(item for item in self._items() if isinstance(item, Weight))
+
+    def _items(self) -> Iterator[Any]:
+        """Yield the arguments in the order of the schema, and the items of those that are lists."""
         for name in (a.name for a in self.overload._schema.arguments):
             argument = self.arguments.get(name)
-            for item in argument if isinstance(argument, (list, tuple)) else (argument,):
-                if isinstance(item, Value):
-                    found.setdefault(item.index, item)
-        return tuple(found.values())
+            yield from argument if isinstance(argument, (list, tuple)) else (argument,)
 
     def bind(self, /, **changes: Any) -> Arithmetic:
         """Return a function that makes the call with tensors in place of `values`.

@@ -32,7 +32,7 @@ from .calls import Weight
 from .precision import Precision
 from .tape import Record, Ref, Tape
 from .text import KINDS, VERSION, as_json
-from .traced import Traced
+from .traced import Traced, content_of
 
 GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
 MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
@@ -57,34 +57,38 @@ def lacking(directory: Path) -> dict[str, str]:
     Raises ModelError for an invalid file.
     """
     try:
-        contents = json.loads((directory / CONTENTS).read_text())
-        there = _names(directory / WEIGHTS)
+        contents, there = _contents(directory), _names(directory / WEIGHTS)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
-    if type(contents) is not dict or not all(type(c) is str for c in contents.values()):
-        raise ModelError(f'{directory / CONTENTS} must have a text for each weight')
     return {name: content for name, content in contents.items() if name not in there}
 
 
-def beside(directory: Path, contents: Collection[str]) -> dict[str, tuple[Path, str]]:
-    """Return which complete models in other folders beside this one have weights of these contents.
+def _contents(directory: Path) -> dict[str, str]:
+    contents = json.loads((directory / CONTENTS).read_text())
+    if type(contents) is not dict or not all(
+            type(c) is str and MODEL.fullmatch(c) for c in contents.values()):
+        raise ValueError(f'{CONTENTS} must have the SHA-256 of each weight')
+    return contents
 
-    The result maps a content to (folder, name of the weight).
-    """
-    found: dict[str, tuple[Path, str]] = {}
-    for folder in sorted(directory.parent.iterdir()) if contents else ():
-        if not MODEL.fullmatch(folder.name) or folder == directory:
-            continue
-        try:
-            theirs = json.loads((folder / CONTENTS).read_text())
-            there = _names(folder / WEIGHTS)
-            found |= {content: (folder, name) for name, content in theirs.items()
-                      if content in contents and name in there}
-        except (OSError, ValueError, AttributeError, RecursionError, SafetensorError):
-            continue    # a damaged model, which is refused when it is loaded
-    return found
+
+class Index:
+    """Which weights are in the files of the complete models in a folder."""
+
+    def __init__(self, models: Path) -> None:
+        self._found: dict[str, list[tuple[Path, str]]] = {}   # by content: (folder, name)
+        for folder in sorted(p for p in models.iterdir() if MODEL.fullmatch(p.name)):
+            try:
+                contents, there = _contents(folder), _names(folder / WEIGHTS)
+            except (OSError, ValueError, RecursionError, SafetensorError):
+                continue    # a damaged model, which is refused when it is loaded
+            for name in there & contents.keys():
+                self._found.setdefault(contents[name], []).append((folder, name))
+
+    def place(self, content: str, besides: Path) -> tuple[Path, str] | None:
+        """Return (folder, name) of a weight with this content in another folder than `besides`."""
+        return next((p for p in self._found.get(content, ()) if p[0] != besides), None)
 
 
 def _names(path: Path) -> set[str]:
@@ -112,17 +116,23 @@ def load(directory: Path, device: str = 'cpu') -> Traced:
 def _others(directory: Path, device: str) -> dict[str, torch.Tensor]:
     """Read the weights that only the files of other models have."""
     lacks = lacking(directory)
-    places = beside(directory, set(lacks.values()))
+    if not lacks:
+        return {}
+    index = Index(directory.parent)
     names: dict[Path, dict[str, str]] = {}
     for name, content in lacks.items():
-        if content not in places:
+        place = index.place(content, directory)
+        if place is None:
             raise ModelError(f'{directory}: no file has the weight {name}')
-        folder, theirs = places[content]
-        names.setdefault(folder, {})[name] = theirs
+        names.setdefault(place[0], {})[name] = place[1]
     found: dict[str, torch.Tensor] = {}
     for folder, pairs in names.items():
         read = _weights(folder / WEIGHTS, device, set(pairs.values()))
-        found |= {name: read[theirs] for name, theirs in pairs.items()}
+        for name, theirs in pairs.items():
+            if content_of(read[theirs]) != lacks[name]:
+                (folder / CONTENTS).unlink(missing_ok=True)   # nobody else reads from it
+                raise ModelError(f'{folder}: the weight {theirs} is not what {CONTENTS} says')
+            found[name] = read[theirs]
     return found
 
 

@@ -63,7 +63,7 @@ class ServerNode(ManagedNode):
         Robots are told, so that they use another server. All this takes at most `DRAIN` seconds.
         """
         if self.configured:
-            self.server.pause(True)
+            self.server.leave()
         self._ends_at = time.monotonic() + DRAIN * self.configured
         super().shutdown()
 

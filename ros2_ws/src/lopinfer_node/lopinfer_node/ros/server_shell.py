@@ -125,9 +125,14 @@ class Server:
         with self._changed:
             self.machine.paused = paused
 
+    def leave(self) -> None:
+        """Tell the robots that the server ends, and take no more requests; see `busy`."""
+        with self._changed:
+            self.machine.leaving = True
+
     @property
     def busy(self) -> bool:
-        """Return whether a request is running."""
+        """Return whether a request is running, or a robot does not know that the server ends."""
         with self._changed:
             return self.machine.busy
 

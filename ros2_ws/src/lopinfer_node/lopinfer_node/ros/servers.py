@@ -6,6 +6,7 @@ take the next inference. The choice is made before each inference, never within 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +16,12 @@ import torch
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 
+from ..errors import RemoteError
 from ..model.traced import Traced
 from ..runtime.client import OPEN, Report
 from .client_shell import Client, ClientOptions, Tensors
+
+_NAME = re.compile(r'/?[A-Za-z]\w*(/[A-Za-z]\w*)*', re.ASCII)
 
 # Another server replaces the present one if it is expected to be faster by this share.
 BETTER = 0.2
@@ -31,10 +35,10 @@ class Servers:
     """
 
     def __init__(self, node: Node, traced: Traced, options: ClientOptions) -> None:
+        names = server_names(options.server)
         self.report = Report()
         self._turn = threading.Lock()   # held during an inference and an update
         changed = threading.Condition()
-        names = [name.strip() for name in options.server.split(',')]
         self._nodes = [Node('lopinfer', namespace=f'{node.get_namespace().rstrip("/")}/server{k}',
                             context=node.context, start_parameter_services=False)
                        for k in range(2, len(names) + 1)]
@@ -95,3 +99,16 @@ class Servers:
         best.node.get_logger().info(
             f'inferences go on at {best.options.server}; {self.present.options.server}: {why}')
         self.present = best
+
+
+def server_names(text: str) -> list[str]:
+    """Return the namespaces of servers, separated by commas in `text`, each once.
+
+    Raises RemoteError if there is none, or one is no namespace.
+    """
+    given = (name.strip() for name in text.split(','))
+    names = list(dict.fromkeys(name.rstrip('/') for name in given if name))
+    if not names or not all(_NAME.fullmatch(name) and '__' not in name for name in names):
+        raise RemoteError('server must be the namespace of a server, such as /lopinfer, or of '
+                          f'several, separated by commas, got {text[:200]!r}')
+    return names

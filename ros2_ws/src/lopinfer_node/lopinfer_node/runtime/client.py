@@ -12,6 +12,7 @@ answers a probe.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -301,8 +302,14 @@ class ClientMachine:
         return up, self.down or up
 
     def expected(self, now: float) -> float:
-        """Return the latency in s that a request would have now; infinite without the server."""
-        return math.inf if self.why_alone(now) else self.choice.choose(self.rates, now)
+        """Return the latency in s that a request would have now; infinite without the server.
+
+        A latency that is unknown counts as longer than any other, but not as infinite.
+        """
+        if self.why_alone(now):
+            return math.inf
+        expected = self.choice.choose(self.rates, now)
+        return expected if math.isfinite(expected) else sys.float_info.max
 
     def why_alone(self, now: float) -> str:
         """Return why the server is not used now; '' if it can be used."""

@@ -122,33 +122,45 @@ class Program:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)
 
+    def _depends_on_rank(self, node: int) -> bool:
+        """Return whether a tensor without axes meets one of another dtype; see `together`."""
+        call, records = self.traced.calls.get(node), self.traced.tape.records
+        if call is None or all(value.shape for value in call.values):
+            return False
+        dtypes = {records[value.index].dtype for value in call.values}
+        return len(dtypes | {weight.tensor.dtype for weight in call.weights}) > 1
+
     def compute_together(self, runs: Sequence[Run], steps: range) -> bool:
         """Compute `steps` of several runs of this program at once, as `Run.compute` does of one.
 
         Return False if PyTorch cannot compute them together, or if they fail for one of the runs.
         Then the runs are unchanged, and each can be computed alone.
         """
-        for run in runs:
-            run._place()
+        if any(self._depends_on_rank(self.steps[at].node) for at in steps):
+            return False
         sources = {node for at in steps for node, _, _ in self._compiled[at].sources}
-        held = [run._held(sources) for run in runs]
+        given: list[tuple[int, Interval]] = []      # what all runs hold
         made: list[tuple[int, Interval]] = []
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
             lane = Run(self, None)
-            for (node, (lo, hi)), tensor in zip(held[0], tensors, strict=True):
+            for (node, (lo, hi)), tensor in zip(given, tensors, strict=True):
                 lane._stretches.setdefault(node, []).append((lo, hi, tensor))
-            before = {id(tensor) for tensor in tensors}
             for at in steps:
                 lane.compute(at)
             new = {(node, (lo, hi)): tensor for node, stretches in lane._stretches.items()
-                   for lo, hi, tensor in stretches if id(tensor) not in before}
+                   for lo, hi, tensor in stretches if (node, (lo, hi)) not in given}
             made[:] = new
             return list(new.values())
 
         try:
+            for run in runs:
+                run._place()
+            held = [run._held(sources) for run in runs]
+            # Transfers for later steps may have arrived for some runs only.
+            given[:] = [key for key in held[0] if all(key in tensors for tensors in held)]
             with torch.inference_mode():
-                results = together(compute, [list(tensors.values()) for tensors in held])
+                results = together(compute, [[tensors[key] for key in given] for tensors in held])
         except Exception:   # any error of any operator: the caller computes each run alone
             return False
         for run, tensors in zip(runs, results, strict=True):
@@ -201,8 +213,9 @@ class Run:
     def _place(self) -> None:
         """Copy the delivered tensors to the device that computes, such as a GPU."""
         while self._arrived:
-            node, (lo, hi, tensor) = self._arrived.popleft()
-            elements = uploaded(flat(tensor), self._device)
+            node, (lo, hi, tensor) = self._arrived[0]
+            elements = uploaded(flat(tensor), self._device)   # may raise; then nothing is lost
+            self._arrived.popleft()
             self._stretches.setdefault(node, []).append((lo, hi, elements.view(tensor.shape)))
 
     def _held(self, nodes: Collection[int]) -> dict[tuple[int, Interval], torch.Tensor]:

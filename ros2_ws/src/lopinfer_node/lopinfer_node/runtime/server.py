@@ -193,7 +193,7 @@ class _Request:
 
     def ready(self, steps: range) -> Ready[_Request]:
         """Return the request for the schedule, with the steps that can be computed."""
-        return Ready(self, self.prepared, steps.start, self.arrived, self.deadline)
+        return Ready(self, self.prepared, steps, self.arrived, self.deadline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +237,10 @@ class ServerMachine:
         self.requests = 0
         # if True, new requests are refused, but requests in progress run to their end
         self.paused = False
-        self._told: set[str] = set()        # clients that know that the server is paused
+        # If True, the server ends: it tells each client so with the answer to the client's next
+        # message, and refuses the requests after that one.
+        self.leaving = False
+        self._told: set[str] = set()        # clients that know that the server ends
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._joins = 0                     # number of sessions until now
@@ -252,9 +255,9 @@ class ServerMachine:
 
     @property
     def busy(self) -> bool:
-        """Return whether a request is running, or a client does not know of the pause yet."""
+        """Return whether a request is running, or a client does not know that the server ends."""
         return any(s.request is not None or not s.outbox.idle
-                   or self.paused and s.client not in self._told for s in self._sessions.values())
+                   or self.leaving and s.client not in self._told for s in self._sessions.values())
 
     # -- models and clients ----------------------------------------------------------------------
 
@@ -337,8 +340,8 @@ class ServerMachine:
 
     def _refusal(self, request: OpenRequest, now: float) -> str:
         session = self._sessions.get(request.client)
-        if self.paused:
-            return 'the server is paused (its node is not active); robots continue alone'
+        if self.paused or self.leaving:
+            return 'the server is paused (its node is not active) or ends; robots continue alone'
         if reason := _malformed(request):
             return reason
         if session is None and len(self._sessions) >= self.limits.clients:
@@ -481,15 +484,17 @@ class ServerMachine:
 
     def _take(self, session: _Session, piece: Piece, now: float) -> tuple[int, float]:
         """Take a piece; return status and wait of its acknowledgement."""
-        if self.paused:
+        told = not self.leaving or session.client in self._told
+        if self.leaving:
             self._told.add(session.client)
-            if piece.transfer == PROBE or piece.request > session.number:
-                return NOT_OPEN, 0.0  # the client then calls `Open` and gets the reason
+        if (self.paused or self.leaving and told) and (
+                piece.transfer == PROBE or piece.request > session.number):
+            return NOT_OPEN, 0.0  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
             # after the last piece of an uplink probe, probe the downlink too
             if piece.part == piece.parts - 1 and session.outbox.idle:
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
-            return (OK if session.plans else NO_PLAN), 0.0
+            return LEAVING if self.leaving else OK if session.plans else NO_PLAN, 0.0
         if piece.request < session.number:
             self.dropped['late'] += 1
             return OK, 0.0
@@ -499,7 +504,7 @@ class ServerMachine:
         if piece.request > session.number:
             self._begin(session, piece, now)
         request = session.request
-        status = LEAVING if self.paused else OK
+        status = LEAVING if self.leaving or self.paused else OK
         if request is None or not request.execution.take(piece):
             return status, 0.0
         self.changed = True
@@ -541,8 +546,11 @@ class ServerMachine:
         """Return the next steps to compute, or None if there are none; see `Schedule.choose`."""
         ready = [session.request.ready(steps) for session in self._sessions.values()
                  if session.request and (steps := session.request.execution.runnable())]
-        chosen = [r.request for r in self._schedule.choose(ready, now)]
-        return Work(chosen, chosen[0].prepared, chosen[0].execution.runnable()) if chosen else None
+        chosen = self._schedule.choose(ready, now)
+        if not chosen:
+            return None
+        members = [r.request for r in chosen]
+        return Work(members, members[0].prepared, members[0].execution.runnable())
 
     def on_computed(self, work: Work, results: Sequence[Sequence[tuple[int, Buffer]] | None],
                     seconds: float, now: float, batched: bool = True) -> list[Action]:
@@ -554,7 +562,7 @@ class ServerMachine:
         True for a single member.
         """
         if batched:
-            self._schedule.note(work.prepared, work.steps.start, len(results), seconds)
+            self._schedule.note(work.prepared, work.steps, len(results), seconds)
         elif None not in results:
             self._schedule.never_together(work.prepared)
         actions: list[Action] = []
@@ -572,6 +580,7 @@ class ServerMachine:
                 session.outbox.offer(request.execution.route, transfer, data)
             if request.execution.done:
                 session.request = None
+                self._schedule.note_whole(request.prepared, request.spent)
             actions += self._send(session, now)
         return actions
 

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 from fleet_env.durable import flush
 
 from ..errors import ModelError, RemoteError
-from ..model.files import CONTENTS, GRAPH, MODEL, WEIGHTS, beside, lacking, load, save
+from ..model.files import CONTENTS, GRAPH, MODEL, WEIGHTS, Index, lacking, load, save
 
 if TYPE_CHECKING:
     from ..model.traced import Traced
 
 FILES = (GRAPH, WEIGHTS)
 PART_BYTES = 256 << 10
+MOST_CONTENTS = 4 << 20   # maximum bytes of a file `CONTENTS`, enough for some 40,000 weights
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,11 @@ class Store:
         if not MODEL.fullmatch(request.digest) or request.file not in (CONTENTS, *FILES):
             return UploadReply(False, f"'{request.file}' of model '{request.digest}' is not a file "
                                       'of a model')
-        if request.size > self.memory:
+        most = min(self.memory, MOST_CONTENTS) if request.file == CONTENTS else self.memory
+        if request.size > most:
             return UploadReply(False, f'{request.file} has {request.size >> 20} MiB; the server '
-                                      f'accepts {self.memory >> 20} MiB (its parameter memory)')
+                                      f'accepts {most >> 20} MiB' + ' (its parameter memory)' * (
+                                          most == self.memory))
         if self.path(request.digest).exists():
             return UploadReply(True, '', request.size, True)
         folder = self.directory / f'{request.digest}.part'
@@ -152,8 +155,9 @@ class Store:
         except ModelError as error:
             (folder / file).unlink()
             return UploadReply(False, str(error))
-        places = beside(folder, set(lacks.values()))
-        return UploadReply(True, '', size, False, [n for n, c in lacks.items() if c not in places])
+        index = Index(self.directory)
+        return UploadReply(True, '', size, False, [
+            name for name, content in lacks.items() if index.place(content, folder) is None])
 
     def _make_room(self, served: Collection[str]) -> bool:
         """Delete the least recently used models until there is room for one more.
@@ -166,9 +170,11 @@ class Store:
         surplus = len(folders) - self.models + 1
         if surplus <= 0:
             return True
-        needed = {source for folder in folders for source in _sources(folder)}
+        index = Index(self.directory)
+        needed = {place[0] for folder in folders for content in _lacks(folder)
+                  if (place := index.place(content, folder)) is not None}
         idle = sorted((p for p in folders if p.name not in served and p not in needed),
-                      key=lambda p: p.stat().st_mtime)
+                      key=lambda p: p.lstat().st_mtime)
         for path in idle[:surplus]:
             shutil.rmtree(path, ignore_errors=True)
             for file in [f for f in self._hashes if f.parent == path]:
@@ -209,12 +215,12 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
         raise RemoteError(f'the server refuses the model: {reply.reason}')
 
 
-def _sources(folder: Path) -> set[Path]:
-    """Return the folders of the other models from which a model reads weights."""
+def _lacks(folder: Path) -> Iterable[str]:
+    """Return the contents of the weights that a model reads from the files of others."""
     try:
-        return {place for place, _ in beside(folder, set(lacking(folder).values())).values()}
+        return lacking(folder).values()
     except ModelError:
-        return set()    # a damaged model, which is refused when it is loaded
+        return ()    # a damaged model, which is refused when it is loaded
 
 
 def send_traced(traced: Traced, folder: Path, call: Callable[[UploadRequest], UploadReply]
