@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ def client_main(args: Sequence[str] | None = None) -> int:
 
 def _build_server() -> Any:
     from .ros.server_node import ServerNode
+    # The thread that computes needs Python for a moment after each operator. While messages arrive,
+    # it would wait up to 5 ms for it, the default.
+    sys.setswitchinterval(0.0005)
     return ServerNode()
 
 
