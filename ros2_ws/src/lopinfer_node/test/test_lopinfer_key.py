@@ -242,6 +242,20 @@ def test_a_key_opens_only_what_is_meant_for_its_robot(keys, tmp_path):
         assert shared._client.present.robot == 'robot2', 'the robot of the key'
 
 
+def test_several_servers_of_a_team_take_the_key_of_one_robot(keys, tmp_path):
+    model, x = Small().eval(), torch.rand(SHAPE)
+    options = ClientOptions(halves, '/s1,/s2', access=keys['robot1'])
+    with server_here(tmp_path / '1', '/s1', access=keys['fleet']) as first, \
+            server_here(tmp_path / '2', '/s2', access=keys['fleet']) as second, \
+            offload(model, '/s1,/s2', x, 'robot1', options) as shared:
+        for server in (first, second):
+            eventually(lambda server=server: server.machine.clients)
+        assert shared.wait(LIMIT)
+        eventually(lambda: same(shared(x), model(x)) or shared.report.offloaded > 3)
+        assert {*first.machine.clients, *second.machine.clients} == {'robot1', 'robot1/server2'}
+        assert not first.machine.dropped['unproved'] and not second.machine.dropped['unproved']
+
+
 def test_off_this_machine_nothing_starts_without_a_key_or_consent(tmp_path, monkeypatch, keys):
     for name in list(os.environ):
         if name.startswith(('FASTRTPS', 'FASTDDS', 'CYCLONEDDS', 'ROS_AUTOMATIC')):

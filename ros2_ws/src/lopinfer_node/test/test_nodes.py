@@ -150,11 +150,11 @@ def test_results_are_the_models_and_a_killed_server_costs_none_of_them(processes
 
 
 @contextmanager
-def server_here(directory, **options):
+def server_here(directory, namespace='', **options):
     """Run a server in this process during the `with` block."""
     context = Context()
     rclpy.init(context=context)
-    node = Node('lopinfer_server', context=context)
+    node = Node('lopinfer_server', namespace=namespace, context=context)
     server = Server(node, ServerOptions(directory, **options))
     spinning = Spinning(node)
     try:
