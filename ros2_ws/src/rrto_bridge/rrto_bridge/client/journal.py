@@ -113,7 +113,7 @@ class Journal:
         """
         short = ''
         for item in self._items(port.machine):
-            short = _wait(port, port.machine.rebuild(item)) or short
+            short = _wait(port, port.machine.request(item)) or short
         return short
 
     def _items(self, machine: ClientMachine) -> Iterator[tuple[Any, ...]]:

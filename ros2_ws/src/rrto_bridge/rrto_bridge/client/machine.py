@@ -32,7 +32,6 @@ from ..protocol.requests import (
     KEEP,
     MEMORY,
     QUERY,
-    RANDOM,
     SEED,
     to_item,
     value_of,
@@ -165,8 +164,8 @@ class ClientMachine:
             self._known.clear()
         self._known[key] = known
 
-    def rebuild(self, item: tuple[Any, ...]) -> Ticket:
-        """Request the execution of an item of the journal."""
+    def request(self, item: tuple[Any, ...]) -> Ticket:
+        """Request the execution of an item that no other method makes; see `protocol.requests`."""
         return self._wait(item)
 
     def introduce(self, op: str, form: tuple[str, ...]) -> None:
@@ -191,10 +190,6 @@ class ClientMachine:
         """
         signed = seed - (1 << 64) if seed >> 63 else seed
         return self._add((SEED, signed), self.mode == 'rpc')
-
-    def random(self, state: bytes) -> Ticket:
-        """Request the state of the random generator; set it first if `state` is not empty."""
-        return self._wait((RANDOM, state))
 
     def query(self, name: str) -> Any:
         """Return the server's answer to the query `name`, or a Ticket for it."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..protocol.errors import UnknownOperator
 from ..protocol.operators import form, overload
 from ..protocol.record import GIVEN, HTOD, SEEDING, Call, Meta, Special
+from ..protocol.requests import RANDOM
 from ..protocol.sequence import Step
 from .journal import Journal
 from .machine import Awaited, Ticket
@@ -150,7 +151,7 @@ class PerCall:
 
     def random(self, state: bytes) -> bytes:
         """Return the state of the random generator; set it first if `state` is not empty."""
-        return bytes(self.settle(self.machine.random(state)))
+        return bytes(self.settle(self.machine.request((RANDOM, state))))
 
     def query(self, name: str) -> Any:
         """Return the server's answer to the query `name`; `execution.perform` lists the queries."""
