@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 MOST = 16         # most requests in a batch
 # Share of the time per request that a batch must save. Robots whose requests were one batch get
@@ -62,7 +62,7 @@ class Schedule(Generic[Request]):
         self._parts: WeakKeyDictionary[Hashable, defaultdict[Hashable, _Part]] = \
             WeakKeyDictionary()
         self._whole: WeakKeyDictionary[Hashable, deque[float]] = WeakKeyDictionary()
-        self._single: WeakKeyDictionary[Hashable, bool] = WeakKeyDictionary()
+        self._never: WeakSet[Hashable] = WeakSet()      # programs that cannot be batched
 
     def choose(self, ready: Sequence[Ready[Request]], now: float) -> list[Ready[Request]]:
         """Return the requests whose next parts are computed now, as one batch.
@@ -101,7 +101,7 @@ class Schedule(Generic[Request]):
         """Return how many of `most` equal requests to compute together."""
         part = self._part(first.program, first.part)
         single = self._seconds(part, 1)
-        if most == 1 or first.program in self._single or math.isnan(single):
+        if most == 1 or first.program in self._never or math.isnan(single):
             return 1
         sizes = sorted({most, *(2 ** k for k in range(1, most.bit_length()))}, reverse=True)
         for size in sizes:
@@ -129,17 +129,14 @@ class Schedule(Generic[Request]):
 
     def never_together(self, program: Hashable) -> None:
         """Compute each request of this program alone: its operators cannot be batched."""
-        self._single[program] = True
+        self._never.add(program)
 
     def expected(self, program: Hashable) -> float:
         """Return the seconds that the device takes for one request of a program; 0 if unknown."""
         return median_low(self._whole.get(program) or (0.0,))
 
     def _part(self, program: Hashable, part: Hashable) -> _Part:
-        parts = self._parts.get(program)
-        if parts is None:
-            parts = self._parts[program] = defaultdict(_Part)
-        return parts[part]
+        return self._parts.setdefault(program, defaultdict(_Part))[part]
 
     @staticmethod
     def _seconds(part: _Part, size: int) -> float:

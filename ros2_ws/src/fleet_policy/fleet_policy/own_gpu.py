@@ -6,18 +6,17 @@ model and then inputs from the socket FD, sends outputs, and ends with the proce
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
+from fleet_ros.own_gpu import end_process, start_process
 
 from .computing import Network, on_device
 
@@ -40,11 +39,7 @@ class OwnGpu:
         self._model, self._warn = model, warn
         self._link, theirs = Pipe()
         with theirs:
-            # A POSIX session of its own: Ctrl+C reaches only this process, which then ends it.
-            self._process = subprocess.Popen(
-                [sys.executable, '-m', __name__, str(theirs.fileno()), device, str(os.getpid())],
-                pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, start_new_session=True)
+            self._process = start_process(__name__, theirs.fileno(), device, environment)
         self.computes = True   # whether the process computes
         try:
             self._link.send_bytes(pickle.dumps(sys.path))   # where the model's classes are
@@ -83,9 +78,7 @@ class OwnGpu:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):   # it may hang in the driver
-            self._process.wait(5)
+        end_process(self._process)
         self._link.close()
 
 

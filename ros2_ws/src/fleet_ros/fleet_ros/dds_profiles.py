@@ -27,7 +27,7 @@ ANNOUNCED_ROBOT = 10
 FIRST = 10
 # Seconds of silence after which processes forget a process. Until then, the first message after an
 # outage arrives; later, the processes have to find each other again. With Fast DDS that takes
-# longer than with Cyclone DDS (44 s at 5 Mbit/s, more than 3 minutes at 0.1), so it remembers
+# longer than with Cyclone DDS: 44 s at 5 Mbit/s, more than 3 minutes at 0.1. So it remembers
 # longer: twice the longest outage after which robots should go on at once.
 LEASE = {True: 20, False: 150}
 LEASE_FAST = {True: 20, False: 1200}

@@ -5,7 +5,10 @@ Such a program computes on its own GPU in another process, with the environment 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from glob import glob
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
@@ -41,3 +44,23 @@ def own_environment() -> dict[str, str]:
     if OWN_VISIBLE in environment:
         environment[VISIBLE] = environment[OWN_VISIBLE]
     return environment
+
+
+def start_process(module: str, descriptor: int, device: str, environment: dict[str, str]
+                  ) -> subprocess.Popen[bytes]:
+    """Start `python -m module descriptor device PARENT` with an open file, for this machine's GPU.
+
+    The process has a POSIX session of its own: Ctrl+C reaches only this process, which then ends
+    it by `end_process`. Raises OSError if the process cannot be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, '-m', module, str(descriptor), device, str(os.getpid())],
+        pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process of `start_process`; do not wait for one that hangs in the driver."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)

@@ -258,7 +258,7 @@ def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_the
     monkeypatch.setattr(Profile, 'save', read_only)
     with server_here(store):
         with monkeypatch.context() as patch:
-            patch.setattr('lopinfer_node.runtime.store.save', full)
+            patch.setattr('lopinfer_node.runtime.store.save_texts', full)
             with offload(unknown, example=x) as shared:
                 eventually(lambda: 'No space left' in shared.reason)
                 same(shared(x), unknown(x))

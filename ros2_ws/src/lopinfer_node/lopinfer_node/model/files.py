@@ -38,16 +38,23 @@ GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
 MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
 
 
-def save(traced: Traced, directory: Path, only: Collection[str] | None = None) -> None:
-    """Write the files; weights that share memory are each written in full.
-
-    `only`: names of the weights to write, if folders beside this one have the others.
-    """
+def save(traced: Traced, directory: Path) -> None:
+    """Write the files; weights that share memory are each written in full."""
     directory.mkdir(parents=True, exist_ok=True)
+    save_texts(traced, directory)
+    save_weights(traced, directory, traced.parameters)
+
+
+def save_texts(traced: Traced, directory: Path) -> None:
+    """Write the files `GRAPH` and `CONTENTS`."""
     write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
     write_text(directory / CONTENTS, json.dumps(traced.contents, separators=(',', ':')))
+
+
+def save_weights(traced: Traced, directory: Path, names: Collection[str]) -> None:
+    """Write the file `WEIGHTS` with these weights; folders beside this one have the others."""
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()
-               if only is None or k in only}, str(directory / WEIGHTS))
+               if k in names}, str(directory / WEIGHTS))
 
 
 def lacking(directory: Path) -> dict[str, str]:

@@ -104,11 +104,12 @@ class Client:
     """Runs inferences of one model; shares them with the server if that is faster.
 
     ``node``: any node of the robot; its namespace is the robot's name. The caller must spin
-    it. ``report``, ``changed``: report and lock that several clients of a model share.
+    it. ``report``, ``changed``: report and lock that the clients of a model share. The caller
+    makes one call of `infer` or `update` at a time.
     """
 
     def __init__(self, node: Node, traced: Traced, options: ClientOptions,
-                 report: Report | None = None, changed: threading.Condition | None = None) -> None:
+                 report: Report, changed: threading.Condition) -> None:
         self.node = node
         self.traced = traced
         self._digest = traced.digest  # takes long, so it is computed before the first request
@@ -118,10 +119,9 @@ class Client:
         key = team_key(options.access)
         self._key = key and key.of_client(self.robot)
         caller = self._key and Caller(self._key.secret, self._key.robot, self.machine.incarnation)
-        self._changed = changed or threading.Condition()   # lock of `machine` and `_channel`
-        self._turn = threading.Lock()  # held during an inference: only one inference runs at a time
+        self._changed = changed     # lock of `machine` and `_channel`
         # held while plans are compiled for `traced`, which does not change meanwhile; is taken
-        # before `_turn` and `_changed`
+        # before `_changed`
         self._compiling = threading.Lock()
         self._channel = Channel(node, CLIENT, 'lopinfer/', self._on_message, self._on_unproved,
                                 options.link, self._key is not None)
@@ -160,11 +160,11 @@ class Client:
     def update(self, traced: Traced) -> None:
         """Infer with another traced model from now on; the server gets it if it lacks it.
 
-        Wait for the running inference. The plans stay if they fit the graph of the model.
+        The plans stay if they fit the graph of the model.
         """
         digest = traced.digest
         alone = self._program(traced, Plan.device_only(traced.graph))
-        with self._compiling, self._turn:
+        with self._compiling:
             table = self.machine.table
             fits = bool(table.plans) and table.plans[0].graph.digest == traced.graph.digest
             table = self._compiled(traced, table) if fits else NO_TABLE
@@ -190,22 +190,21 @@ class Client:
         ``check``: seconds that the request has already spent on detecting changes of the model.
         ``traced``: the model that is meant; raises Replaced if it is not the present one.
         """
-        with self._turn:
-            if traced not in (None, self.traced):
-                raise Replaced(UPDATING)
-            started = time.monotonic() - check
-            with self._changed:
-                bin_ = self.machine.choose(started + check, check)
-                begun = None if bin_ is None else self._begin(bin_, inputs)
-            try:
-                if begun is not None:
-                    return self._shared(*begun)
-                self.node.get_logger().info(f'{self.traced.name}: not shared; {self.machine.alone}',
-                                            throttle_duration_sec=10.0)
-                return self._run_alone(inputs)
-            finally:
-                self._step(lambda now: self.machine.end(now, started))
-                self._meter.enter('stalled', time.monotonic())
+        if traced not in (None, self.traced):
+            raise Replaced(UPDATING)
+        started = time.monotonic() - check
+        with self._changed:
+            bin_ = self.machine.choose(started + check, check)
+            begun = None if bin_ is None else self._begin(bin_, inputs)
+        try:
+            if begun is not None:
+                return self._shared(*begun)
+            self.node.get_logger().info(f'{self.traced.name}: not shared; {self.machine.alone}',
+                                        throttle_duration_sec=10.0)
+            return self._run_alone(inputs)
+        finally:
+            self._step(lambda now: self.machine.end(now, started))
+            self._meter.enter('stalled', time.monotonic())
 
     def note_whole(self, reason: str) -> None:
         """Count a request that the original model computes whole on the robot.

@@ -6,7 +6,6 @@ take the next inference. The choice is made before each inference, never within 
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +18,8 @@ from rclpy.node import Node
 from ..errors import RemoteError
 from ..model.traced import Traced
 from ..runtime.client import OPEN, Report
+from ..runtime.server import NAME
 from .client_shell import Client, ClientOptions, Tensors
-
-_NAME = re.compile(r'/?[A-Za-z]\w*(/[A-Za-z]\w*)*', re.ASCII)
 
 # Another server replaces the present one if it is expected to be faster by this share.
 BETTER = 0.2
@@ -108,7 +106,8 @@ def server_names(text: str) -> list[str]:
     """
     given = (name.strip() for name in text.split(','))
     names = list(dict.fromkeys(name.rstrip('/') for name in given if name))
-    if not names or not all(_NAME.fullmatch(name) and '__' not in name for name in names):
+    if not names or not all(name and NAME.fullmatch(name.removeprefix('/')) and '__' not in name
+                            for name in names):
         raise RemoteError('server must be the namespace of a server, such as /lopinfer, or of '
                           f'several, separated by commas, got {text[:200]!r}')
     return names

@@ -24,7 +24,18 @@ from typing import TYPE_CHECKING, Any
 from fleet_env.durable import flush
 
 from ..errors import ModelError, RemoteError
-from ..model.files import CONTENTS, GRAPH, MODEL, WEIGHTS, Index, lacking, load, save
+from ..model.files import (
+    CONTENTS,
+    GRAPH,
+    MODEL,
+    WEIGHTS,
+    Index,
+    lacking,
+    load,
+    save,
+    save_texts,
+    save_weights,
+)
 
 if TYPE_CHECKING:
     from ..model.traced import Traced
@@ -229,9 +240,9 @@ def send_traced(traced: Traced, folder: Path, call: Callable[[UploadRequest], Up
 
     Raises RemoteError if the server refuses the model, and every error that ``call`` raises.
     """
-    save(traced, folder, ())
+    save_texts(traced, folder)
     missing = _send(folder / CONTENTS, traced.digest, call).missing
-    save(traced, folder, missing)
+    save_weights(traced, folder, set(missing))
     send_model(folder, traced.digest, call)
 
 

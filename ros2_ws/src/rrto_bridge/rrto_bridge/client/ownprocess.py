@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from fleet_env.command import how_it_ended
-from fleet_ros.own_gpu import own_environment
+from fleet_ros.own_gpu import end_process, own_environment, start_process
 
 from ..execution.context import Context
 from ..protocol.errors import LinkError
@@ -42,11 +42,8 @@ class OwnProcess:
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         with theirs:
-            # A POSIX session of its own: Ctrl+C reaches only the program.
-            self._process = subprocess.Popen(
-                [sys.executable, '-m', 'rrto_bridge.client.local_server', str(theirs.fileno()),
-                 device, str(os.getpid())], pass_fds=[theirs.fileno()], env=own_environment(),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+            self._process = start_process('rrto_bridge.client.local_server', theirs.fileno(),
+                                          device, own_environment())
 
     def wait_ready(self) -> None:
         """Wait until the process is ready, at most `STARTING` seconds."""
@@ -125,9 +122,7 @@ class OwnProcess:
         if os.getpid() != self._owner:
             return   # a forked child; the process is the parent's
         self._link.close()
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):   # it may hang in the driver
-            self._process.wait(5)
+        end_process(self._process)
 
 
 class Here:
