@@ -1061,6 +1061,7 @@ def test_questions_for_types_of_messages_do_not_hold_up_a_node(keyed):
     keyed.start('server', **with_key(keyed, 'fleet'))
     keyed.start('robot1', **with_key(keyed, 'robot1'))
     keyed.until_trained('robot1')
+    joins = keyed.log('server').count('joins')  # a busy machine registers with a second call
     for node in ('/rog/parameter_server', '/robot1/worker'):
         client = keyed.node.create_client(GetTypeDescription, f'{node}/get_type_description')
         keyed.until(client.service_is_ready, 'the service')
@@ -1072,4 +1073,4 @@ def test_questions_for_types_of_messages_do_not_hold_up_a_node(keyed):
                      GetTypeDescription.Request(type_name='no/msg/Type', type_hash='RIHS01_0'))
         assert not asked.successful
     keyed.until_trained('robot1', iterations=10)
-    assert keyed.log('server').count('joins') == 1
+    assert keyed.log('server').count('joins') == joins
