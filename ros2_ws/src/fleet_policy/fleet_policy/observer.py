@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from lopinfer_node.errors import LopinferError
-from lopinfer_node.ros.images import image_tensor, scaled
-from rog_tasks.errors import DataError
-from rog_tasks.sources.pictures import as_stored, from_message
+from fleet_env.errors import PictureError
+from fleet_env.pictures import decode, from_message
 
 from .contract import Contract, Observation
 from .errors import DataFault
@@ -48,7 +46,7 @@ class Observer:
         except MessageError as error:
             raise DataFault(f'observations.{name}: a message on {entry.topic} {error}',
                             name) from None
-        except DataError as error:
+        except PictureError as error:
             raise DataFault(f'observations.{name}: {error}', name) from None
         self._newest[name] = value, now
 
@@ -106,19 +104,11 @@ def vector(entry: Observation, message: Any) -> np.ndarray:
 
 def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
     """Return a message's pixels, uint8 (1, 3, height, width), scaled to the size in ``entry``."""
-    size = (entry.height, entry.width)
     try:
-        if hasattr(message, 'format'):
-            pixels = as_stored(from_message(message, entry.topic))
-            if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-                raise DataError(f'{entry.topic}: pixels must have 8 bits, got {pixels.dtype}')
-            pixels = np.repeat(pixels[..., None], 3, 2) if pixels.ndim == 2 else pixels[..., :3]
-            found = scaled(torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None],
-                           size)
-        else:
-            found = image_tensor(message, size)
-    except (DataError, LopinferError) as error:
+        pixels = decode(from_message(message, entry.topic), (entry.height, entry.width), 3)
+    except PictureError as error:
         raise DataFault(f'observations.{name}: {error}', name) from None
+    found = torch.from_numpy(pixels)[None]
     return found.flip(1) if entry.encoding == 'bgr8' else found
 
 

@@ -1,17 +1,20 @@
 """Tests of contracts: valid and invalid files, observations, and actions."""
 
 import copy
+import io
 import math
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import yaml
+from fleet_env.pictures import decode, from_message
 from fleet_policy.actions import Writer
 from fleet_policy.contract import make_contract, read_contract
 from fleet_policy.core.machine import ACT, HOLD, NOTHING, STOP, Command
 from fleet_policy.errors import ContractError, DataFault
-from fleet_policy.observer import Observer, batch_of, blank
+from fleet_policy.observer import Observer, batch_of, blank, image
 from fleet_policy.sources import made_up
 from policies import CONTRACT
 from sensor_msgs.msg import CompressedImage, Image, JointState
@@ -128,10 +131,10 @@ def test_images_are_scaled_and_their_channels_ordered():
     entry = make_contract(CONTRACT).observations['top']
     pixels = np.zeros((48, 64, 3), np.uint8)
     pixels[..., 0] = 200
-    image = Image(height=48, width=64, encoding='rgb8', step=192, data=pixels.tobytes())
+    message = Image(height=48, width=64, encoding='rgb8', step=192, data=pixels.tobytes())
     for encoding, red in (('rgb8', 0), ('bgr8', 2)):
         made = observer(observations__top__encoding=encoding)
-        made.take('top', image, 0.0)
+        made.take('top', message, 0.0)
         made.take('state', joints([0.0] * 4), 0.0)
         batch = seen(made)['top']
         assert batch.shape == entry.shape and batch.dtype.is_floating_point is False
@@ -147,6 +150,26 @@ def test_compressed_images_are_decoded_and_damaged_ones_are_faults():
     made.take('top', CompressedImage(format='jpeg', data=b'nothing'), 0.0)
     with pytest.raises(DataFault, match='observations.top: .* cannot be decoded'):
         seen(made)
+
+
+@pytest.mark.parametrize('mode, form, orientation', [
+    ('P', 'PNG', 1), ('LA', 'PNG', 1), ('CMYK', 'JPEG', 1), ('RGB', 'JPEG', 3), ('RGB', 'JPEG', 6)])
+def test_a_policy_sees_a_compressed_image_as_training_does(mode, form, orientation):
+    pixels = np.zeros((24, 32, 3), np.uint8)
+    pixels[:12] = 200, 100, 50
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    out = io.BytesIO()
+    PIL.Image.fromarray(pixels).convert(mode).save(out, form, exif=exif.tobytes())
+    message = CompressedImage(format=form.lower(), data=out.getvalue())
+    entry = make_contract(changed(
+        observations__top__type='sensor_msgs/msg/CompressedImage')).observations['top']
+    found = image('top', entry, message)[0].numpy()
+    np.testing.assert_array_equal(found, decode(from_message(message, 'x'), (24, 32), 3))
+    light = {1: found[:, :10], 3: found[:, -10:], 6: found[:, :, -13:]}[orientation]
+    grey = np.array([200 * .299 + 100 * .587 + 50 * .114] * 3)
+    np.testing.assert_allclose(light.mean((1, 2)), grey if mode == 'LA' else (200, 100, 50),
+                               atol=12)
 
 
 def test_the_time_of_an_observation_is_that_of_its_oldest_part():
