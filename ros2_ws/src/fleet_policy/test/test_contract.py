@@ -115,8 +115,9 @@ def test_joints_are_sorted_by_name_and_given_in_the_unit_of_the_policy():
 
 
 @pytest.mark.parametrize('message, text', [
-    (joints([1.0, 2.0]), 'has 4 names and 2 numbers'), (joints([1.0], 'a'), "has no joint 'b'"),
-    (joints([1.0, math.nan, 2.0, 3.0]), 'must have finite numbers, got nan'),
+    (joints([1.0, 2.0]), 'has 4 names and 2 numbers'),
+    (joints([1.0, 2.0, 3.0], 'aba'), "has the joint 'a' 2 times"),
+    (joints([1.0, math.nan, 2.0, 3.0]), "must have finite numbers, got nan for joint 'a'"),
     (Image(height=24, width=32, encoding='rgb8', step=96, data=bytes(10)), 'do not fit 10 bytes'),
     (Image(height=24, width=32, encoding='yuv', step=96, data=bytes(2304)), "'yuv' is not one of")])
 def test_a_message_that_does_not_fit_is_a_fault_with_its_topic(message, text):
@@ -178,6 +179,64 @@ def test_the_time_of_an_observation_is_that_of_its_oldest_part():
     assert made.observed == -math.inf
     made.take('top', made_up(made._contract.observations['top'], np.random.default_rng(0)), 3.0)
     assert made.observed == 1.0
+
+
+def test_joints_may_come_in_several_messages_each_with_its_own_age():
+    made = observer(observations__top=None)
+    made.take('state', joints([1.0, 2.0], 'ab'), 1.0)
+    made.take('state', joints([9.0, math.nan], ['wheel', 'other']), 1.1)
+    assert made.observed == -math.inf and made.flaws(10.0) != {'state': ''}
+    made.take('state', joints([3.0], 'c'), 1.5)
+    made.take('state', JointState(name=['a', 'b'], velocity=[5.0, 5.0]), 1.6)   # no positions
+    assert seen(made)['state'].tolist() == [[1.0, 2.0, 3.0]] and made.observed == 1.0
+    for now in (1.9, 2.6, 3.3):
+        made.take('state', joints([now, 2.0], 'ab'), now)
+    assert seen(made)['state'][0, 1:].tolist() == [2.0, 3.0] and made.observed == 1.5
+    assert made.flaws(3.4)['state'] == ("observations.state: joint_states with joint 'c' has "
+                                        'stopped, no message for more than 1 s')
+    made.take('state', joints([3.0], 'c'), 3.5)
+    made.take('state', joints([3.0], 'c'), 3.6)
+    assert made.flaws(3.6)['state'] == ''
+
+
+def test_a_joint_that_no_message_has_is_named_with_those_that_are_there():
+    made = observer(observations__top=None, observations__state__limit=0.0)
+    made.take('state', joints([1.0, 2.0], 'ax'), 1.0)
+    assert made.flaws(9.0)['state'] == ''
+    for now in (11.0, 12.0):
+        assert made.flaws(now)['state'].startswith(
+            "observations.state: no message on joint_states has position of joints 'b', 'c' (its "
+            'joints are a, x) for 10 s')
+
+
+def test_the_fault_of_a_joint_stays_until_that_joint_is_well_and_the_newest_fault_counts():
+    made = observer(observations__top=None)
+    made.take('state', joints([0.0] * 3, 'abc'), 1.0)
+    for now, bad in ((1.1, math.nan), (1.2, math.inf)):
+        with pytest.raises(DataFault):
+            made.take('state', joints([bad], 'c'), now)
+        made.take('state', joints([0.0] * 2, 'ab'), now)
+        assert f"got {bad} for joint 'c'" in made.flaws(now)['state']
+    made.take('state', joints([4.0], 'c'), 1.3)
+    assert made.flaws(1.3)['state'] == '' and seen(made)['state'][0, 2] == 4.0
+
+
+def test_a_topic_slower_than_its_limit_is_named_once_with_its_rate():
+    made = observer(observations__top=None)
+    said = []
+    for tick in range(100):
+        now = tick / 10
+        if tick % 15 == 0:
+            made.take('state', joints([0.0] * 4), now)
+        if not said or said[-1] != made.flaws(now)['state']:
+            said.append(made.flaws(now)['state'])
+    assert said == ['', 'observations.state: joint_states has stopped, no message for more than '
+                    '1 s', 'observations.state: joint_states comes every 1.50 s (0.67 Hz), and its '
+                    'limit is 1 s: raise limit, or publish faster']
+    assert 'has stopped' in made.flaws(now + 5.0)['state']
+    for later in (5.0, 5.5):
+        made.take('state', joints([0.0] * 4), now + later)
+    assert made.flaws(now + 5.5)['state'] == ''
 
 
 def test_topics_that_are_missing_or_stop_are_named():
