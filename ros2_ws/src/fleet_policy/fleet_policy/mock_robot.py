@@ -17,6 +17,7 @@ from rclpy.node import Node
 
 from . import qos
 from .contract import Contract, Observation
+from .errors import PolicyError
 from .messages import TRAJECTORY, message_class, write
 from .policy import load_contract
 from .sources import made_up
@@ -25,7 +26,7 @@ FRAMES = 8   # number of different images, which are published in turn
 
 
 class RobotSettings(Settings):
-    """Settings of the mock robot.
+    """Settings of the mock robot, which stands for a robot of a policy.
 
     ``policy`` and ``contract`` mean the same as in the settings of the policy's node.
     """
@@ -47,6 +48,9 @@ class MockRobot(Node):
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:
         super().__init__('mock_robot', **options)
         settings = declare(self, RobotSettings)
+        if not (contract or settings.policy or settings.contract):
+            raise PolicyError("the parameter 'policy' must be package.module:Class, or 'contract' "
+                              'a file; --help names all parameters')
         self.contract = contract or load_contract(settings.policy, settings.contract)
         self.received: list[tuple[str, float, np.ndarray]] = []
         self.silent: set[str] = set()
@@ -108,7 +112,8 @@ def _get(message: Any, path: str) -> Any:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the robot until it is stopped."""
-    return run(MockRobot, _serve, args, ('fleet_policy', 'rog_tasks'))
+    return run(MockRobot, _serve, args, ('fleet_policy', 'rog_tasks'),
+               settings=f'{__name__}:RobotSettings')
 
 
 def _serve(node: Any, interruption: Interruption) -> int:
