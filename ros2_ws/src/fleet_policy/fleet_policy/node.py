@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
 from fleet_ros.own_gpu import own_environment, own_gpu
 from fleet_ros.parameters import declare
+from fleet_ros.publishers import publishers, several
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.runtime.planner import TablePlanner
@@ -243,8 +244,8 @@ class PolicyNode(ManagedNode):
             self._counted = counted
             self._look()
         for name, flaw in self.observer.flaws(now).items():
-            several, other = self._strangers.get(name, ('', ''))
-            self.machine.sensor(name, several or flaw and flaw + other)
+            many, other = self._strangers.get(name, ('', ''))
+            self.machine.sensor(name, many or flaw and flaw + other)
         if math.isfinite(self.observer.observed):
             self.machine.on_observation(self.observer.observed)
         if self._shared is not None:
@@ -316,19 +317,13 @@ class PolicyNode(ManagedNode):
         self._strangers.clear()
         for name, entry in self.contract.observations.items():
             topic = self._topic_of[name]
-            there = self.get_publishers_info_by_topic(topic)
-            same = [info for info in there if info.topic_type == entry.type]
-            others = [info for info in there if info.topic_type != entry.type]
-            several = other = ''
-            if len(same) > entry.publishers:
-                several = (f'observations.{name}: {topic} has {len(same)} publishers '
-                           f'({_nodes(same)}), and its entry publishers is {entry.publishers}: '
-                           "use a topic in the robot's namespace, or, if all are of this robot, "
-                           'raise publishers')
-            if others:
-                other = (f'; {_nodes(others)} publishes it as {others[0].topic_type}, the contract '
-                         f'has {entry.type}')
-            self._strangers[name] = several, other
+            many = several(self, topic, (entry.type,), entry.publishers)
+            other = ''.join(f'; {node} publishes it as {kind}, the contract has {entry.type}'
+                            for node, kind in publishers(self, topic) if kind != entry.type)
+            self._strangers[name] = many and (
+                f'observations.{name}: {many}, and its entry publishers is {entry.publishers}: use '
+                "a topic in the robot's namespace, or, if all are of this robot, raise publishers"
+                ), other
 
     def _other_commands(self) -> str:
         """Return a warning if other nodes also publish on a topic of the actions, otherwise ''."""
@@ -358,9 +353,3 @@ class PolicyNode(ManagedNode):
     def report(self) -> dict[str, float | str]:
         """Return the values of `policy_status` by name."""
         return values_of(self.machine)
-
-
-def _nodes(publishers: Iterable[Any]) -> str:
-    """Return the full names of the nodes of some publishers."""
-    return ', '.join(sorted(f'{info.node_namespace.rstrip("/")}/{info.node_name}'
-                            for info in publishers))

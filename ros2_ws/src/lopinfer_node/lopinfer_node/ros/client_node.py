@@ -11,6 +11,7 @@ from fleet_env.errors import PictureError
 from fleet_env.pictures import decode, from_message
 from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
+from fleet_ros.publishers import several
 from fleet_ros.services import bound_parameters
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
@@ -71,6 +72,9 @@ class ClientNode(Node):
         super().destroy_node()
 
     def _on_image(self, image: Any) -> None:
+        if many := several(self, self._topic, ('sensor_msgs/msg/Image',)):
+            self.get_logger().warning(f'{many}: is one of them of another robot?',
+                                      throttle_duration_sec=10.0)
         with self._there:
             self._newest = image, time.monotonic()
             self._there.notify()
