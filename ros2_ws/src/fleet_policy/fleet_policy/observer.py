@@ -108,9 +108,11 @@ class Observer:
                 by_name(message, entry.field, entry.names).items()}
 
     def refuse(self, flaw: DataFault) -> None:
-        """Record that the newest image of an entry could not be decoded."""
-        self._undecodable.add(flaw.entry)
-        self._parts[flaw.entry][''].fault = str(flaw)
+        """Record that an image of an entry could not be decoded, until the next one can be."""
+        part = self._parts[flaw.entry]['']
+        if part.heard:   # otherwise the image is one of before this observer
+            self._undecodable.add(flaw.entry)
+            part.fault = str(flaw)
 
     @property
     def observed(self) -> float:

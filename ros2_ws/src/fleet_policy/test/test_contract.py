@@ -173,6 +173,21 @@ def test_a_policy_sees_a_compressed_image_as_training_does(mode, form, orientati
                                atol=12)
 
 
+def test_an_image_that_cannot_be_decoded_counts_until_one_can_be_decoded():
+    made = observer(observations__top__type='sensor_msgs/msg/CompressedImage')
+    made.refuse(DataFault('from before', 'top'))
+    assert made.flaws(1.0)['top'] == ''
+    good = made_up(made._contract.observations['top'], np.random.default_rng(0))
+    bad = CompressedImage(format='jpeg', data=b'nothing')
+    made.take('top', bad, 1.0)
+    made.refuse(DataFault('cannot be decoded', 'top'))
+    with pytest.raises(DataFault):
+        made.take('top', bad, 1.1)
+    assert 'cannot be decoded' in made.flaws(1.1)['top']
+    made.take('top', good, 1.2)
+    assert made.flaws(1.2)['top'] == ''
+
+
 def test_the_time_of_an_observation_is_that_of_its_oldest_part():
     made = observer()
     made.take('state', joints([0.0] * 4), 1.0)
