@@ -213,6 +213,8 @@ NOT_RUN = {
     'rog sim examples/my_fleet.yaml --set training.codec=own_codec': EXAMPLE,
     'rog compare examples/my_fleet.yaml': EXAMPLE,
     'PYTHONPATH=$PWD/examples:$PYTHONPATH ros2': ROS, 'python -m fleet_policy.main': EXAMPLE,
+    'python -m fleet_policy.mock_robot': 'a test of fleet_policy runs it',
+    'export PYTHONPATH=$PWD/examples': 'for the two commands after it',
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
