@@ -366,7 +366,7 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
     context `offload`. The context stays open until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        opened: list[OffloadedModel] = []
+        opened: list[OffloadedModel | FollowedModel] = []
         opening = threading.Lock()
 
         @functools.wraps(function)
