@@ -127,6 +127,23 @@ def test_modules_move_there_and_back(engine):
     assert torch.equal(model.half().cuda()[0].weight.cpu(), model.cpu()[0].weight)
 
 
+@pytest.mark.parametrize('around', [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_modules_move_with_their_gradients(engine, around):
+    model = nn.Linear(2, 2)
+    model(torch.tensor([[1.0, 2.0]])).sum().backward()
+    gradient = model.weight.grad
+    with around():
+        model.cuda()
+        assert model.weight.grad.is_cuda and model.weight.grad is gradient
+        assert model.half().bias.grad.dtype is torch.float16
+        assert copy.deepcopy(model).weight.grad is None
+        model.weight.grad.data = model.weight.grad * 2
+        model.cpu()
+    assert model.weight.grad.tolist() == [[2, 4], [2, 4]] and model.bias.grad.tolist() == [1, 1]
+    model.cuda().zero_grad(set_to_none=False)
+    assert model.weight.grad.tolist() == [[0, 0], [0, 0]]
+
+
 def test_saving_and_loading(engine):
     model = nn.Linear(3, 2)
     file = io.BytesIO()

@@ -365,8 +365,9 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Do what `tensor.data = value` does: give `tensor` new values, also on another device.
 
-    Modules use this assignment to move their parameters. Swap `tensor` and an alias of `value`, as
-    `torch.utils.swap_tensors` does. Autograd graphs keep the old values.
+    Modules use this assignment to move their parameters. To another device or dtype, swap `tensor`
+    and an alias of `value`, as `torch.utils.swap_tensors` does. Then autograd graphs keep the old
+    values, and the gradient of `tensor` moves too, because PyTorch accepts no other gradient.
     """
     here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
     if not here and not there:
@@ -375,6 +376,36 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if here and not isinstance(tensor, Place) and not there:
         raise RuntimeError('rrto: .data of a tensor created on the device cannot be set to a CPU '
                            'tensor unless it is a parameter: assign a new tensor instead')
+    if isinstance(tensor, RemoteTensor) and isinstance(value, RemoteTensor) \
+            and tensor.dtype is value.dtype:
+        other = value.detach()
+        tensor.handle, other.handle = other.handle, tensor.handle
+        with torch._C._AutoDispatchBelowAutograd():
+            move(tensor, meta_of(other))
+        return
+    gradient = tensor.grad if tensor.is_leaf else None
+    tensor.grad = None    # a gradient that a tensor holds cannot be swapped
+    try:
+        _swap(tensor, value)
+        if gradient is not None:
+            gradient = _moved_gradient(gradient, tensor)
+    finally:
+        tensor.grad = gradient
+
+
+def _moved_gradient(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Move a gradient to the device and dtype of its tensor, in place if this is possible."""
+    if gradient.shape != tensor.shape:
+        return None
+    moved = gradient.detach().to(tensor.device, tensor.dtype)
+    if isinstance(gradient, RemoteTensor) and not isinstance(gradient, Place):
+        return moved
+    set_data(gradient, moved)
+    return gradient
+
+
+def _swap(tensor: Any, value: Any) -> None:
+    here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
     other = value.detach()
     if not here:
         other = _place(other)
