@@ -313,8 +313,10 @@ class Device:
             return NotImplemented
         if facts.view:
             raise RuntimeError(f'rrto: {why}; this machine cannot make a view: use .cpu()')
-        if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
-            return placement.execute(self, function, facts, args, kwargs)
+        if facts.name.startswith('aten.'):
+            if placement.writes_here(function, facts, args, kwargs):
+                return placement.execute(self, function, facts, args, kwargs)
+            placement.check(function, facts, args, kwargs)
         wanted = kwargs.get('device')      # the device that the program requests for the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
