@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils import rnn
 
 from ...protocol.tensors import check_device
 from .. import remote
@@ -138,7 +139,7 @@ def install(device: Device) -> None:
     tracing.install(device)
     torch.device = _DeviceName  # type: ignore[misc,assignment]
     torch.jit._builtins._register_builtin(_DeviceName, 'aten::device')
-    _staging()
+    _constructors()
     torch.Stream, torch.Event = Stream, AnyEvent  # type: ignore[misc,assignment]
     torch.compile = _no_compile
 
@@ -261,7 +262,7 @@ def _tensors(device: Device) -> None:
         setattr(torch, name, lambda input, name=name: getattr(input, name)())
     torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
-                        (torch.nn.Module, 'cuda')):
+                        (torch.nn.Module, 'cuda'), (rnn.PackedSequence, 'to')):
         setattr(owner, name, _numbered(getattr(owner, name)))
 
 
@@ -281,27 +282,49 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
     return any(hasattr(tensor, '_rrto_pinned') for tensor in (self, self._base))
 
 
-def _staging() -> None:
-    """Make `torch.empty(..., pin_memory=True)`, which safetensors uses, return ordinary memory."""
-    empty = torch.empty
-    from torch.utils import _device
-    # This call caches a list of functions. The list must contain PyTorch's own `empty`, so make the
-    # call before `empty` is replaced.
-    _device._device_constructors()
+def _constructors() -> None:
+    """Patch functions that create tensors, for arguments that a PyTorch without CUDA refuses.
 
-    @functools.wraps(empty)
+    The argument `device=0` means 'cuda:0'; `pin_memory=True` returns ordinary memory.
+    """
+    from torch.jit import _builtins
+    from torch.utils import _device
+    names = {function.__name__ for function in _device._device_constructors()}
+    names |= {'normal', *(name for name in dir(torch) if name.endswith('_like'))}
+    ignored = torch.overrides.get_ignored_functions()
+    for owner, name in (*((torch, name) for name in names),
+                        (torch.fft, 'fftfreq'), (torch.fft, 'rfftfreq'),
+                        *((torch.Tensor, name) for name in dir(torch.Tensor)
+                          if name.startswith('new_')), (torch.nn.Module, 'to_empty')):
+        function = getattr(owner, name, None)
+        if function is None:
+            continue
+        made = _constructor(function, 0 if function in ignored else 1)
+        if owner is torch:
+            made.__module__, made.__qualname__ = 'torch', name
+        script = _builtins._find_builtin(function)
+        if script is not None:
+            _builtins._register_builtin(made, script)
+        setattr(owner, name, made)
+    _device._device_constructors.cache_clear()   # `torch.device(...)` as a context knows them by it
+
+
+def _constructor(function: Callable[..., Any], relevant: int) -> Callable[..., Any]:
+    """Wrap a function; the class of its first `relevant` arguments may override it."""
+    has_override = torch.overrides.has_torch_function_unary
+
+    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if has_override(args[0] if relevant and args else None):
+            return torch.overrides.handle_torch_function(call, args[:relevant], *args, **kwargs)
         pinned = kwargs.pop('pin_memory', None)
         if type(kwargs.get('device')) is int:
             kwargs['device'] = f"cuda:{kwargs['device']}"
-        made = empty(*args, **kwargs)
+        made = function(*args, **kwargs)
         if pinned:
-            made._rrto_pinned = True  # type: ignore[attr-defined]
+            made._rrto_pinned = True
         return made
-
-    call.__module__, call.__qualname__ = 'torch', 'empty'
-    torch.empty = call
-    torch.jit._builtins._register_builtin(call, 'aten::empty')
+    return call
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:
