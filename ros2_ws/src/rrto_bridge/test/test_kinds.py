@@ -97,7 +97,9 @@ def test_parameters_keep_the_class_of_the_program(engine):
         assert p.doubled().tolist() == [[2, 2], [2, 2]] and type(p).__name__ == 'Scaled'
     assert layer.weight.note == 'mine' and 'weight' in dict(layer.named_parameters())
     # Pickling loses the subclass; with a parameter on the CPU, PyTorch does the same.
-    assert type(pickle.loads(pickle.dumps(layer.weight))) is nn.Parameter
+    loaded = pickle.loads(pickle.dumps(layer.weight))
+    assert isinstance(loaded, nn.Parameter) and not isinstance(loaded, Scaled)
+    assert loaded.is_cuda and loaded.note == 'mine'
     assert type(layer.half().weight).__name__ == 'Scaled'
     assert type(layer.cpu().weight) is Scaled and layer.weight.note == 'mine'
     assert isinstance(nn.Linear(2, 2).cuda().weight, nn.Parameter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -69,9 +69,12 @@ class Storage(torch.UntypedStorage):
         """Return the number of bytes."""
         return self._size
 
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Storage:
+        """Return the storage itself."""
+        return self
+
     def __len__(self) -> int:
         return self._size
-
 
 
 def _not_here(*args: Any, **kwargs: Any) -> Any:
@@ -79,8 +82,8 @@ def _not_here(*args: Any, **kwargs: Any) -> Any:
                        'tensor.cpu()')
 
 
-for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'cuda',
-              'to', 'tolist', 'fill_'):
+for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'to',
+               'tolist', 'fill_'):
     setattr(Storage, _name, _not_here)
 
 
@@ -90,13 +93,18 @@ _storages: deque[Storage] = deque(maxlen=1024)
 
 def storage_of(tensor: Any) -> Storage:
     """Return the storage of a remote tensor; this costs a round trip."""
-    make_storage: Any = torch.UntypedStorage.__new__
-    made: Any = make_storage(Storage, 0, device='meta')
     memory = Hook.memory(tensor)
-    made._key, made._size = memory.key, memory.size
+    made = new_storage(memory.key, memory.size)
     _storages.append(made)
-    storage: Storage = made
-    return storage
+    return made
+
+
+def new_storage(key: int, size: int) -> Storage:
+    """Return the storage of a memory; `key` is unique to the memory, `size` is in bytes."""
+    make_storage: Any = torch.UntypedStorage.__new__
+    made: Storage = make_storage(Storage, 0, device='meta')
+    made._key, made._size = key, size
+    return made
 
 
 class RemoteTensor(torch.Tensor):
@@ -166,15 +174,17 @@ class RemoteTensor(torch.Tensor):
         return text[:place] + ", device='cuda:0'" + text[place:-1] + function
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save the tensor as a CPU tensor, which programs without rrto can read."""
-        saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
+        """Save the tensor as a CPU tensor with a mark, which programs without rrto ignore."""
+        state = {name: value for name, value in vars(self).items() if name not in _INNER}
         if getattr(self, '_is_param', False):
-            saved = torch.nn.Parameter(saved, self.requires_grad)
-        kind = of_program(type(self))
-        if kind is not None:
-            saved = as_subclass(saved, kind)
-            vars(saved).update(vars(self))
-        return saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+            hooks: OrderedDict[Any, Any] = OrderedDict()
+            plain = self.detach(), self.requires_grad, hooks
+            return (torch._utils._rebuild_parameter_with_state, (*plain, state)) if state else (
+                torch._utils._rebuild_parameter, plain)
+        saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
+        saved = as_subclass(saved, of_program(type(self)) or torch.Tensor)
+        vars(saved).update(state)
+        return _marked(*saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)[:2])
 
     def __copy__(self) -> RemoteTensor:
         return self._again(self.detach())
@@ -202,8 +212,25 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-# Attributes that `__deepcopy__` does not copy from the original.
+# Attributes that copies do not get from the original.
 _INNER = frozenset(('handle', '_is_param', '_home'))
+
+# A key in the metadata of a saved tensor: the tensor was on the device. PyTorch ignores the key.
+MARK = '_rrto_on_device'
+# Position of the metadata among the arguments of each function that makes a tensor from a file.
+METADATA = {'_rebuild_tensor_v2': 6, '_rebuild_tensor_v3': 7}
+
+
+def _marked(function: Any, arguments: Any) -> Any:
+    """Add `MARK` to what `__reduce_ex__` of a CPU tensor has returned."""
+    if function is torch._tensor._rebuild_from_type_v2:
+        inner, kind, given, state = arguments
+        inner, given = _marked(inner, given)
+        return function, (inner, kind, given, state)
+    at = METADATA.get(getattr(function, '__name__', ''))
+    if at is None:
+        return function, arguments
+    return function, (*arguments[:at], {**dict(*arguments[at:]), MARK: True})
 
 
 class Value(RemoteTensor):
@@ -272,9 +299,12 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
     """Return a class derived from the program's class `kind` and from our class `ours`."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return Held if ours is Place and kind is torch.nn.Parameter else ours
-    body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
+    body: dict[str, Any] = {'__module__': kind.__module__, '__qualname__': kind.__qualname__,
+                            '_of_program': kind}
     if ours is Guest:
         body['__slots__'] = ()
+    if kind.__reduce_ex__ is torch.nn.Parameter.__reduce_ex__:
+        body['__reduce_ex__'] = RemoteTensor.__reduce_ex__
     return types.new_class(kind.__name__, (kind, ours), exec_body=lambda names: names.update(body))
 
 
@@ -376,12 +406,12 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if here and not isinstance(tensor, Place) and not there:
         raise RuntimeError('rrto: .data of a tensor created on the device cannot be set to a CPU '
                            'tensor unless it is a parameter: assign a new tensor instead')
-    if isinstance(tensor, RemoteTensor) and isinstance(value, RemoteTensor) \
-            and tensor.dtype is value.dtype:
-        other = value.detach()
-        tensor.handle, other.handle = other.handle, tensor.handle
+    one: Any = tensor
+    if here and there and tensor.dtype is value.dtype:
+        other: Any = value.detach()
+        one.handle, other.handle = other.handle, one.handle
         with torch._C._AutoDispatchBelowAutograd():
-            move(tensor, meta_of(other))
+            move(one, meta_of(other))
         return
     gradient = tensor.grad if tensor.is_leaf else None
     tensor.grad = None    # a gradient that a tensor holds cannot be swapped
@@ -416,7 +446,7 @@ def _swap(tensor: Any, value: Any) -> None:
     if here and there:
         one.handle, two.handle = two.handle, one.handle
     elif there:
-        home = type(tensor)
+        home: Any = type(tensor)
         one.__class__, two.__class__ = _joined(home, Place), home
         one.handle = vars(two).pop('handle')
         one._home, one._is_param = home, issubclass(home, torch.nn.Parameter)
