@@ -44,6 +44,7 @@ class Device:
         self.connection = Connection(connect, local)
         self.lifetimes = Lifetimes(self.connection)
         self._announced: set[str] = set()       # operators that `_run_on_cpu` reported to the user
+        self.refusals = 0   # number of calls for which the server had too little memory
         self._thread = threading.local()
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
@@ -78,6 +79,7 @@ class Device:
                     return handler(self, *args, **(kwargs or {}))
                 return self.run(function, args, kwargs or {})
             except OutOfMemory as error:
+                self.refusals += 1
                 raise OUT_OF_MEMORY(str(error)) from None
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

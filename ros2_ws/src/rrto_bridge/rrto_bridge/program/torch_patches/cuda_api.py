@@ -14,7 +14,7 @@ from ...protocol.tensors import check_device
 from .. import remote
 from ..device import Device
 from ..remote import CUDA, RemoteTensor
-from . import accelerator, files, legacy, seen, tracing
+from . import accelerator, files, legacy, memory, seen, tracing
 
 
 class Properties(NamedTuple):
@@ -86,6 +86,11 @@ class Stream:
         _check(device)
         self.priority = priority
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority, which are equal."""
+        return 0, 0
+
     def synchronize(self) -> None:
         """Wait until the server has executed all calls made so far."""
         torch.cuda.synchronize()
@@ -123,8 +128,10 @@ def install(device: Device) -> None:
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.memory):   # some programs call functions of this module directly
-            setattr(torch.cuda.memory, name, value)
+        for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            if name in vars(module):   # some programs use these modules directly
+                setattr(module, name, value)
+    memory.install(device)
     # PyTorch 2.4 asks for these abstract base classes when it imports torch._dynamo.
     bases: Any = getattr(torch, '_streambase', None)
     for name, kind in (('_EventBase', Event), ('_StreamBase', Stream)):
@@ -226,10 +233,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     def seed(value: int) -> None:
         device.connection.seed(int(value))
 
-    memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
-    nothing = ('empty_cache', 'ipc_collect', 'set_stream', 'init', '_sleep',
-               'reset_peak_memory_stats', 'reset_max_memory_allocated', 'set_sync_debug_mode',
-               'set_per_process_memory_fraction')
+    nothing = ('ipc_collect', 'set_stream', 'init', '_sleep', 'set_sync_debug_mode')
     stream = Stream()
     return {
         'is_available': constant(True), 'is_initialized': constant(True),
@@ -238,15 +242,12 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         'set_device': _checked(lambda of=None: None),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
-        'mem_get_info': _checked(lambda of=None: (query('free'), query('total'))),
-        'memory_stats': _checked(lambda of=None: {
-            'allocated_bytes.all.current': query('used')}),
         'synchronize': _checked(lambda of=None: device.connection.synchronize()),
         'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
         'current_stream': _checked(lambda of=None: stream),
         'default_stream': _checked(lambda of=None: stream),
         'stream': lambda s=None: nullcontext(s), 'is_current_stream_capturing': constant(False),
-        **{name: ask('used') for name in memory}, **{name: constant(None) for name in nothing},
+        'get_sync_debug_mode': constant(0), **{name: constant(None) for name in nothing},
     }
 
 
