@@ -19,6 +19,9 @@ def halve(x):
 
 
 LIBRARY = torch.library.Library('rrto_test', 'FRAGMENT')
+LIBRARY.define('running(Tensor x, Tensor(a!) out) -> Tensor(a!)')
+LIBRARY.impl('running', lambda x, out: out.copy_(x.cumsum(0)), 'CPU')
+LIBRARY.impl('running', lambda x, out: _loop(x, out), 'CompositeExplicitAutograd')
 LIBRARY.define('twice(Tensor x) -> Tensor')
 LIBRARY.define('halve_(Tensor(a!) x) -> ()')
 LIBRARY.define('chosen(Tensor x, Tensor order) -> Tensor')
@@ -364,6 +367,22 @@ def test_an_operator_that_the_server_refuses_runs_here(engine, capsys):
     told = capsys.readouterr().err
     assert told.count('rrto_test.twice.default runs on this machine') == 1
     assert 'test_device.py:' in told
+
+
+def _loop(x, out):
+    last = 0
+    for k in range(len(x)):
+        last = last + x[k]
+        out[k] = last
+    return out
+
+
+def test_a_kernel_for_the_cpu_is_preferred_to_a_loop_for_all_devices(engine):
+    x, out = torch.ones(300).cuda(), torch.zeros(300).cuda()
+    before = engine.machine.calls
+    assert torch.ops.rrto_test.running(x, out) is out
+    assert out.is_cuda and torch.equal(out.cpu(), torch.arange(1.0, 301))
+    assert engine.machine.calls - before < 10
 
 
 def test_dropped_tensors_are_freed_on_the_server(engine):

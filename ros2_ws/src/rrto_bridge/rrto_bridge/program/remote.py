@@ -305,7 +305,27 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
         body['__slots__'] = ()
     if kind.__reduce_ex__ is torch.nn.Parameter.__reduce_ex__:
         body['__reduce_ex__'] = RemoteTensor.__reduce_ex__
+    if _is_lazy(kind):
+        lazy: Any = kind
+
+        def materialize(self: Any, *args: Any, **kwargs: Any) -> None:
+            lazy.materialize(self, *args, **kwargs)
+            if isinstance(self, RemoteTensor):
+                vars(self)['_home'] = lazy.cls_to_become
+
+        body |= {'cls_to_become': _joined(lazy.cls_to_become, ours), 'materialize': materialize,
+                 'shape': torch._C.TensorBase.shape,
+                 '__reduce_ex__': lambda self, protocol: (kind, (self.requires_grad,))}
     return types.new_class(kind.__name__, (kind, ours), exec_body=lambda names: names.update(body))
+
+
+_parameters: Any = torch.nn.parameter
+LAZY = _parameters.UninitializedTensorMixin
+
+
+def _is_lazy(kind: type) -> bool:
+    """Return whether tensors of a class have no shape yet, as the parameters of lazy modules."""
+    return issubclass(kind, LAZY)
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
@@ -319,6 +339,10 @@ def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
     if not isinstance(tensor, RemoteTensor) \
             or not plain and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _as_subclass(tensor, kind)
+    if _is_lazy(kind):
+        made = _make_subclass(kind, torch.empty(0, dtype=tensor.dtype, device='cpu'))
+        set_data(made, tensor)
+        return made
     _alias.kind = Value if plain else _joined(kind, Guest)
     try:
         with torch._C.DisableTorchFunctionSubclass():
@@ -331,7 +355,8 @@ def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **k
     """Do what `torch.Tensor._make_subclass` does, also for a remote tensor."""
     if not isinstance(data, RemoteTensor):
         return _make_subclass(cls, data, requires_grad, **kwargs)
-    return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
+    with torch._C.DisableTorchFunctionSubclass():
+        return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
 
 
 def alias_kind() -> type[RemoteTensor]:
@@ -389,7 +414,8 @@ def _place(value: Any, home: type = torch.Tensor) -> Place:
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor.data`: a tensor with the same values, but without gradient history."""
-    return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -408,9 +434,9 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
                            'tensor unless it is a parameter: assign a new tensor instead')
     one: Any = tensor
     if here and there and tensor.dtype is value.dtype:
-        other: Any = value.detach()
+        other: Any = get_data(value)
         one.handle, other.handle = other.handle, one.handle
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunctionSubclass():
             move(one, meta_of(other))
         return
     gradient = tensor.grad if tensor.is_leaf else None
@@ -436,7 +462,7 @@ def _moved_gradient(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tenso
 
 def _swap(tensor: Any, value: Any) -> None:
     here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
-    other = value.detach()
+    other = get_data(value)
     if not here:
         other = _place(other)
     other.requires_grad_(tensor.requires_grad)

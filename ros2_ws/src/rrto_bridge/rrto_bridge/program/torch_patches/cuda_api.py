@@ -265,6 +265,7 @@ def _tensors(device: Device) -> None:
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
                         (torch.nn.Module, 'cuda'), (rnn.PackedSequence, 'to')):
         setattr(owner, name, _numbered(getattr(owner, name)))
+    remote.LAZY._allowed_methods += [torch.Tensor.to, torch.Tensor.cuda]
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
