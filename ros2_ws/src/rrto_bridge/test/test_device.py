@@ -223,9 +223,18 @@ def test_the_allocator_answers_as_cudas(replay):
     stats = cuda.memory_stats()
     assert stats['num_ooms'] == 1 and all(type(value) is int for value in stats.values())
     assert 'allocated' in cuda.memory_summary().lower() and cuda.memory_summary(abbreviated=True)
-    assert not any(cuda.host_memory_stats().values()) and cuda.get_allocator_backend() == 'native'
-    cuda.set_per_process_memory_fraction(0.5)
-    assert cuda.get_per_process_memory_fraction() == 0.5
+    assert cuda.get_allocator_backend() == 'native'
+
+
+@remote.since((2, 10), 'host_memory_stats')
+def test_no_memory_of_the_robot_is_pinned(replay):
+    assert not any(torch.cuda.host_memory_stats().values())
+
+
+@remote.since((2, 8), 'get_per_process_memory_fraction')
+def test_the_fraction_of_the_memory_is_the_one_that_was_set(replay):
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.5
 
 
 # arguments of functions of torch.cuda; others are called without

@@ -176,7 +176,7 @@ def _storage_to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
     return _to(self, device=device, non_blocking=non_blocking)
 
 
-_to: Any = torch.UntypedStorage.to
+_to: Any = getattr(torch.UntypedStorage, 'to', None)    # not in PyTorch 2.4
 _unused = itertools.count(-1, -1)    # keys of memory that no tensor has
 
 
