@@ -18,7 +18,8 @@ from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
 from ..model.footprint import Interval
 from ..model.graph import Kind
-from ..model.traced import Traced, flat
+from ..model.layout import flat, shaped
+from ..model.traced import Traced
 from ..planning.plan import DEVICE, SERVER, Plan, check
 
 Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
@@ -183,8 +184,8 @@ class Run:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        # a node and its delivered elements, which are still in the host's memory
-        self._arrived: deque[tuple[int, Stretch]] = deque()
+        # a node, an interval, its delivered elements, still in the host's memory, and their shape
+        self._arrived: deque[tuple[int, Interval, torch.Tensor, list[int]]] = deque()
         self._device = next(iter((*program.traced.parameters.values(), *(inputs or ()),
                                   torch.empty(0)))).device
         if program.side == DEVICE:
@@ -192,7 +193,8 @@ class Run:
                 extent = self.graph.nodes[index].extent
                 # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
                 own = tensor.detach().resolve_conj().resolve_neg()
-                self._stretches[index] = [(0, extent, own.contiguous())]
+                form = program.traced.tape.records[index].format
+                self._stretches[index] = [(0, extent, own.contiguous(memory_format=form))]
         self._inputs = dict(self._stretches)
 
     def compute(self, at: int) -> None:
@@ -213,10 +215,11 @@ class Run:
     def _place(self) -> None:
         """Copy the delivered tensors to the device that computes, such as a GPU."""
         while self._arrived:
-            node, (lo, hi, tensor) = self._arrived[0]
-            elements = uploaded(flat(tensor), self._device)   # may raise; then nothing is lost
+            node, (lo, hi), elements, shape = self._arrived[0]
+            elements = uploaded(elements, self._device)   # may raise; then nothing is lost
             self._arrived.popleft()
-            self._stretches.setdefault(node, []).append((lo, hi, elements.view(tensor.shape)))
+            form = self.program.traced.tape.records[node].format
+            self._stretches.setdefault(node, []).append((lo, hi, shaped(elements, shape, form)))
 
     def _held(self, nodes: Collection[int]) -> dict[tuple[int, Interval], torch.Tensor]:
         """Return the tensors that this run has of `nodes`, by node and interval, in order."""
@@ -249,7 +252,7 @@ class Run:
         t = self.program.plan.transfers[transfer]
         with torch.inference_mode():
             tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            elements = flat(tensor).cpu()
+            elements = flat(tensor, self.program.traced.tape.records[t.node].format).cpu()
         return elements.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
@@ -264,8 +267,8 @@ class Run:
                               f'bytes, got {len(data)}')
         node = self.graph.nodes[t.node]
         shape = [t.hi - t.lo if i == node.axis else n for i, n in enumerate(made.shape)]
-        tensor = torch.frombuffer(data, dtype=made.dtype).view(shape)
-        self._arrived.append((t.node, (t.lo, t.hi, tensor)))
+        self._arrived.append((t.node, (t.lo, t.hi), torch.frombuffer(data, dtype=made.dtype),
+                              shape))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return the model's results; on the robot's side they are complete after its last step."""
