@@ -1,4 +1,4 @@
-"""A model whose channels are last in memory stays so: in its trace, its files, and on both sides."""
+"""A model whose channels are last in memory stays so: in trace and files, and on both sides."""
 
 import json
 

@@ -774,7 +774,7 @@ def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
     together, sizes = Program.compute_together, []
 
     def counted(program, runs, steps):
-        sizes.append(len(runs))
+        sizes.extend([len(runs)] * (len(runs) > 1))
         return together(program, runs, steps)
     monkeypatch.setattr(Program, 'compute_together', counted)
     model = Small().eval()

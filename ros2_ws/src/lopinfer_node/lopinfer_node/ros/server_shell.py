@@ -320,11 +320,11 @@ class Server:
         while (work := self._next_work()) is not None:
             began = time.monotonic()
             runs = [request.execution.run for request in work.members]
-            batched = len(runs) > 1 and work.prepared.program.compute_together(runs, work.steps)
-            results = [self._results(work.steps, batched, request.client, request.execution)
+            computed = work.prepared.program.compute_together(runs, work.steps)
+            results = [self._results(work.steps, computed, request.client, request.execution)
                        for request in work.members]
             self._step(partial(self.machine.on_computed, work, results, time.monotonic() - began,
-                               batched=batched or len(runs) == 1))
+                               batched=computed or len(runs) == 1))
 
     def _results(self, steps: range, computed: bool, client: str, execution: Execution
                  ) -> list[tuple[int, Buffer]] | None:

@@ -58,7 +58,10 @@ class AnyProgram(Protocol):
         """Begin an inference; ``inputs`` is None on the server."""
 
     def compute_together(self, runs: Sequence[Any], steps: range) -> bool:
-        """Compute ``steps`` of several runs at once; return False, unchanged, if that fails."""
+        """Compute ``steps`` of several runs at once, or of one by a captured graph.
+
+        Return False, with nothing changed, if that is not possible.
+        """
 
 
 class Execution:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fleet_compute.batch import together
+from fleet_compute.graphs import Function, Graphs, Parts
 from fleet_ros.device import uploaded
 
 from ..errors import ModelError, RemoteError
@@ -66,14 +67,17 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 class Program:
     """The part of `plan` that `side` computes in each inference.
 
-    The constructor first checks the plan (`plan.check`), so every program is valid.
+    `graphs`: captures what is computed often; None: nothing is captured. The constructor first
+    checks the plan (`plan.check`), so every program is valid.
     """
 
-    def __init__(self, traced: Traced, plan: Plan, side: int) -> None:
+    def __init__(self, traced: Traced, plan: Plan, side: int, graphs: Graphs | None = None
+                 ) -> None:
         check(plan)
         if plan.graph.digest != traced.graph.digest:
             raise ModelError(f'the plan does not belong to {traced.name}')
         self.traced, self.plan, self.side = traced, plan, side
+        self._graphs, self._parts = graphs, Parts()
         self.steps: list[Step] = []
         self._compiled: list[_Compiled] = []
         arriving: dict[int, list[int]] = {}
@@ -134,25 +138,36 @@ class Program:
     def compute_together(self, runs: Sequence[Run], steps: range) -> bool:
         """Compute `steps` of several runs of this program at once, as `Run.compute` does of one.
 
-        Return False if PyTorch cannot compute them together, or if they fail for one of the runs.
-        Then the runs are unchanged, and each can be computed alone.
+        If there are graphs, they also compute a single run. Return False if PyTorch cannot compute
+        the runs together, or if they fail for one of the runs. Then the runs are unchanged, and
+        each can be computed alone.
         """
-        if any(self._depends_on_rank(self.steps[at].node) for at in steps):
+        graphs, device = self._graphs, runs[0]._device
+        if len(runs) == 1 and graphs is None or len(runs) > 1 and any(
+                self._depends_on_rank(self.steps[at].node) for at in steps):
             return False
-        sources = {node for at in steps for node, _, _ in self._compiled[at].sources}
+        compiled = [self._compiled[at] for at in steps]
+        sources = {node for c in compiled for node, _, _ in c.sources}
+        freed = {node for c in compiled for node in c.last}
+        # what stays of the steps: their nodes and intervals
+        made = [(self.steps[at].node, c.own) for at, c in zip(steps, compiled, strict=True)
+                if c.run is not None and self.steps[at].node not in freed]
         given: list[tuple[int, Interval]] = []      # what all runs hold
-        made: list[tuple[int, Interval]] = []
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            lane = Run(self, None)
+            lane = Run(self, None, device)
             for (node, (lo, hi)), tensor in zip(given, tensors, strict=True):
                 lane._stretches.setdefault(node, []).append((lo, hi, tensor))
             for at in steps:
                 lane.compute(at)
-            new = {(node, (lo, hi)): tensor for node, stretches in lane._stretches.items()
-                   for lo, hi, tensor in stretches if (node, (lo, hi)) not in given}
-            made[:] = new
-            return list(new.values())
+            new = lane._held({node for node, _ in made})
+            return [new[key] for key in made]
+
+        def apply(function: Function, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            if graphs is None:
+                return function(*tensors)
+            name = f'{self.traced.name}, steps {steps.start} to {steps.stop - 1}'
+            return graphs.run(self._parts, (steps, len(runs), *given), name, function, tensors)
 
         try:
             for run in runs:
@@ -160,16 +175,18 @@ class Program:
             held = [run._held(sources) for run in runs]
             # Transfers for later steps may have arrived for some runs only.
             given[:] = [key for key in held[0] if all(key in tensors for tensors in held)]
+            requests = [[tensors[key] for key in given] for tensors in held]
             with torch.inference_mode():
-                results = together(compute, [[tensors[key] for key in given] for tensors in held])
+                results: Sequence[Sequence[torch.Tensor]] = [[]] * len(runs) if not made else \
+                    [apply(compute, requests[0])] if len(runs) == 1 else \
+                    together(compute, requests, apply)
         except Exception:   # any error of any operator: the caller computes each run alone
             return False
         for run, tensors in zip(runs, results, strict=True):
             for (node, (lo, hi)), tensor in zip(made, tensors, strict=True):
                 run._stretches.setdefault(node, []).append((lo, hi, tensor))
-            for at in steps:
-                for node in self._compiled[at].last:
-                    run._stretches.pop(node, None)
+            for node in freed:
+                run._stretches.pop(node, None)
         return True
 
 
@@ -180,16 +197,17 @@ class Run:
     `compute` copies them to the GPU.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
+    def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None,
+                 device: torch.device | None = None) -> None:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
         # a node, an interval, its delivered elements, still in the host's memory, and their shape
         self._arrived: deque[tuple[int, Interval, torch.Tensor, list[int]]] = deque()
-        self._device = next(iter((*program.traced.parameters.values(), *(inputs or ()),
-                                  torch.empty(0)))).device
-        if program.side == DEVICE:
-            for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
+        self._device = device or next(iter((*program.traced.parameters.values(), *(inputs or ()),
+                                            torch.empty(0)))).device
+        if inputs is not None:
+            for index, tensor in zip(self.graph.inputs, inputs, strict=True):
                 extent = self.graph.nodes[index].extent
                 # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
                 own = tensor.detach().resolve_conj().resolve_neg()
