@@ -39,6 +39,26 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
     assert len(brought) == len(up)
 
 
+def test_what_leaves_begins_to_leave_before_the_next_step(traced, monkeypatch):
+    """On a GPU, a copy waits for all that was queued before it, so it begins at once."""
+    seen = []
+    monkeypatch.setattr(program, 'downloading', lambda elements: seen.append(
+        len(elements)) or (lambda: elements))
+    plan = half(traced)
+    made, plain = Program(traced, plan, SERVER, Graphs(Replayed())), Program(traced, plan, SERVER)
+    run, other = (runs_of(p, traced, plan, torch.ones(1, 1, 3, 16, 16))[0] for p in (made, plain))
+    del seen[:]
+    leaving = [t for step in plain.steps for t in step.sends]
+    for steps in stretches(plain):
+        assert made.compute_together([run], steps)
+        for at in steps:
+            other.compute(at)
+    assert len(seen) == 2 * len(leaving) > 2
+    for t in leaving:       # computing goes on before the first one is waited for
+        assert bytes(run.piece(t)) == bytes(other.piece(t))
+    assert len(seen) == 2 * len(leaving)
+
+
 def shared(traced, there, x):
     """Let the server compute the whole model; return the model's outputs.
 

@@ -6,14 +6,14 @@ Each plan has one `Program`, and each inference has one `Run`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fleet_compute.batch import together
 from fleet_compute.graphs import Function, Graphs, Parts
-from fleet_ros.device import uploaded
+from fleet_ros.device import downloading, uploaded
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
@@ -159,7 +159,7 @@ class Program:
             for (node, (lo, hi)), tensor in zip(given, tensors, strict=True):
                 lane._stretches.setdefault(node, []).append((lo, hi, tensor))
             for at in steps:
-                lane.compute(at)
+                lane._compute(at)
             new = lane._held({node for node, _ in made})
             return [new[key] for key in made]
 
@@ -185,6 +185,8 @@ class Program:
         for run, tensors in zip(runs, results, strict=True):
             for (node, (lo, hi)), tensor in zip(made, tensors, strict=True):
                 run._stretches.setdefault(node, []).append((lo, hi, tensor))
+            for at in steps:
+                run._leave(at)
             for node in freed:
                 run._stretches.pop(node, None)
         return True
@@ -204,6 +206,8 @@ class Run:
         self._stretches: dict[int, list[Stretch]] = {}
         # a node, an interval, its delivered elements, still in the host's memory, and their shape
         self._arrived: deque[tuple[int, Interval, torch.Tensor, list[int]]] = deque()
+        # the copies of outgoing transfers that have begun
+        self._leaving: dict[int, Callable[[], torch.Tensor]] = {}
         self._device = device or next(iter((*program.traced.parameters.values(), *(inputs or ()),
                                             torch.empty(0)))).device
         if inputs is not None:
@@ -218,6 +222,10 @@ class Run:
     def compute(self, at: int) -> None:
         """Run step `at`; all its transfers in `waits` must have been delivered."""
         self._place()
+        self._compute(at)
+        self._leave(at)
+
+    def _compute(self, at: int) -> None:
         compiled = self.program._compiled[at]
         if compiled.run is not None:
             if self.program.side == SERVER:   # on the robot it is in use already
@@ -229,6 +237,17 @@ class Run:
                 (*compiled.own, result))
         for value in compiled.last:
             self._stretches.pop(value, None)
+
+    def _leave(self, at: int) -> None:
+        """Let what step `at` sends leave a GPU at once, before later kernels are queued."""
+        for transfer in self.program.steps[at].sends:
+            self._leaving[transfer] = self._download(transfer)
+
+    def _download(self, transfer: int) -> Callable[[], torch.Tensor]:
+        t = self.program.plan.transfers[transfer]
+        with torch.inference_mode():
+            tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
+            return downloading(flat(tensor, self.program.traced.tape.records[t.node].format))
 
     def _place(self) -> None:
         """Copy the delivered tensors to the device that computes, such as a GPU."""
@@ -266,11 +285,11 @@ class Run:
         return torch.cat(cuts, axis)
 
     def piece(self, transfer: int) -> memoryview:
-        """Return the bytes of an outgoing transfer; the step that sends it must have run."""
-        t = self.program.plan.transfers[transfer]
-        with torch.inference_mode():
-            tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            elements = flat(tensor, self.program.traced.tape.records[t.node].format).cpu()
+        """Return the bytes of an outgoing transfer; the step that sends it must have run.
+
+        On a GPU, this waits for the copy. It may run while another thread computes later steps.
+        """
+        elements = (self._leaving.pop(transfer, None) or self._download(transfer))()
         return elements.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
