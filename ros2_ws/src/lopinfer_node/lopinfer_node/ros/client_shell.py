@@ -241,8 +241,8 @@ class Client:
                 return run.finish_alone()
             began = time.monotonic()
             self._meter.enter('computing', began)
-            pieces = execution.computed(steps) if program.compute_together([run], steps) else \
-                execution.compute(steps)
+            execution.queue(steps, program.compute_together([run], steps))
+            pieces = execution.pieces(steps)
             self._step(partial(self.machine.on_computed, pieces, time.monotonic() - began))
             if self.machine.finished:
                 return run.outputs()

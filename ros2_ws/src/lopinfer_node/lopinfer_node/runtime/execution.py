@@ -106,21 +106,25 @@ class Execution:
         return range(self._position, end)
 
     def compute(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Compute the steps that `runnable` returned.
+        """Compute the steps that `runnable` returned; return what `pieces` returns."""
+        self.queue(steps)
+        return self.pieces(steps)
 
-        Return the number and the bytes of each transfer to send.
+    def queue(self, steps: range, computed: bool = False) -> None:
+        """Compute the steps that `runnable` returned; on a GPU, only queue their kernels.
 
-        Computing takes long, and on a GPU this method also waits until the bytes are in the host's
-        memory. So only one thread calls `runnable` and `compute`, and this thread does not hold the
-        lock of the state machine while it computes.
+        ``computed``: whether this has been done already. Computing takes long. So only one thread
+        calls `runnable` and `queue`, and it does not hold the lock of the state machine meanwhile.
         """
-        for position in steps:
+        for position in steps if not computed else ():
             self.run.compute(position)
-        return self.computed(steps)
-
-    def computed(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Note that ``steps`` have been computed; return what `compute` returns."""
         self._position = steps.stop
+
+    def pieces(self, steps: range) -> list[tuple[int, Buffer]]:
+        """Return the number and the bytes of each transfer that ``steps`` send.
+
+        On a GPU, wait for the bytes. Another thread may queue later steps meanwhile.
+        """
         return [(t, self.run.piece(t)) for s in steps for t in self._steps[s].sends]
 
     @property

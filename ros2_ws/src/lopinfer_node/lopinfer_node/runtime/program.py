@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,10 @@ class Program:
         dtypes = {records[value.index].dtype for value in call.values}
         return len(dtypes | {weight.tensor.dtype for weight in call.weights}) > 1
 
+    def _held(self) -> AbstractContextManager[None]:
+        """Return a context that computes with the model's precision, which a robot uses anyway."""
+        return self.traced.tape.precision.held() if self.side == SERVER else nullcontext()
+
     def compute_together(self, runs: Sequence[Run], steps: range) -> bool:
         """Compute `steps` of several runs of this program at once, as `Run.compute` does of one.
 
@@ -176,7 +181,7 @@ class Program:
             # Transfers for later steps may have arrived for some runs only.
             given[:] = [key for key in held[0] if all(key in tensors for tensors in held)]
             requests = [[tensors[key] for key in given] for tensors in held]
-            with torch.inference_mode():
+            with torch.inference_mode(), self._held():
                 results: Sequence[Sequence[torch.Tensor]] = [[]] * len(runs) if not made else \
                     [apply(compute, requests[0])] if len(runs) == 1 else \
                     together(compute, requests, apply)
@@ -222,14 +227,13 @@ class Run:
     def compute(self, at: int) -> None:
         """Run step `at`; all its transfers in `waits` must have been delivered."""
         self._place()
-        self._compute(at)
+        with self.program._held():
+            self._compute(at)
         self._leave(at)
 
     def _compute(self, at: int) -> None:
         compiled = self.program._compiled[at]
         if compiled.run is not None:
-            if self.program.side == SERVER:   # on the robot it is in use already
-                self.program.traced.tape.precision.use()
             with torch.inference_mode():
                 tensors = [self._gather(*source) for source in compiled.sources]
                 result = compiled.run(*tensors)
