@@ -241,8 +241,7 @@ class Client:
                 return run.finish_alone()
             began = time.monotonic()
             self._meter.enter('computing', began)
-            execution.queue(steps, program.compute_together([run], steps))
-            pieces = execution.pieces(steps)
+            pieces = execution.compute(steps, program.compute_together([run], steps))
             self._step(partial(self.machine.on_computed, pieces, time.monotonic() - began))
             if self.machine.finished:
                 return run.outputs()

@@ -105,9 +105,9 @@ class Execution:
                 break
         return range(self._position, end)
 
-    def compute(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Compute the steps that `runnable` returned; return what `pieces` returns."""
-        self.queue(steps)
+    def compute(self, steps: range, computed: bool = False) -> list[tuple[int, Buffer]]:
+        """Do what `queue` does; return what `pieces` returns."""
+        self.queue(steps, computed)
         return self.pieces(steps)
 
     def queue(self, steps: range, computed: bool = False) -> None:
