@@ -14,7 +14,6 @@ from lopinfer_node.runtime.program import Program
 from replayed import Replayed
 from runtime_models import Small
 
-
 GPU = pytest.param('cuda:0', marks=[
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')])
 
