@@ -8,7 +8,6 @@ from lopinfer_node.errors import ModelError
 from lopinfer_node.model import zoo
 from lopinfer_node.model.pictures import traced_of_images
 from lopinfer_node.parameters import ClientSettings, ServerSettings
-from pydantic import ValidationError
 from safetensors.torch import save_file
 
 
@@ -33,9 +32,9 @@ def test_a_server_may_have_several_devices_of_one_kind(monkeypatch):
     with pytest.raises(SettingError, match="devices of one kind, .* got 'cpu,cuda:1'"):
         ServerSettings(device='cpu,cuda:1').chosen_devices()
     for wrong in 'cpu,', 'cpu;cpu', 'tpu':
-        with pytest.raises(ValidationError):
+        with pytest.raises(ValueError, match='device'):
             ServerSettings(device=wrong)
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValueError, match='device'):
         ClientSettings(device='cpu,cpu')
 
 
