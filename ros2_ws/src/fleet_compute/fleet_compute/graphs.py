@@ -22,8 +22,10 @@ Function = Callable[..., Sequence[torch.Tensor]]
 AFTER = 3        # runs of a part before it is captured; each loss of its graph doubles the number
 MOST = 64        # most graphs of a device
 ROOM = 1 << 30   # most bytes of the graphs of a device
+FAILURES = 16    # failed captures after which a device captures no more; each may cost some memory
 
 _log = logging.getLogger(__name__)
+_capturing = threading.Lock()   # PyTorch captures one graph of a process at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,11 +156,14 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._last = torch.cuda.Event()     # the end of the last replay
+        self._failures = 0
 
     def __call__(self, function: Function, tensors: Sequence[torch.Tensor], parts: Parts
                  ) -> Captured:
         """Capture `function(*tensors)`; raise what PyTorch raises if that is not possible."""
-        with torch.cuda.device(self._device), torch.inference_mode():
+        if self._failures >= FAILURES:
+            raise RuntimeError(f'{FAILURES} others could not be captured')
+        with _capturing, torch.cuda.device(self._device), torch.inference_mode():
             inputs = [tensor.clone() for tensor in tensors]
             here = torch.cuda.current_stream()
             self._stream.wait_stream(here)
@@ -194,12 +199,14 @@ class CudaCapture:
         """Free the allocator from a capture that has failed.
 
         Up to some version of PyTorch, `capture_end` raises before it does this. Until then the
-        allocator cannot free cached memory, and fails where it is short.
+        allocator cannot free cached memory, and fails where it is short. The memory of the capture
+        stays with its pool.
         """
+        self._failures += 1
         for name in '_cuda_endAllocateToPool', '_cuda_endAllocateCurrentStreamToPool':
             end = getattr(torch._C, name, None)
             if end is not None:
-                with contextlib.suppress(RuntimeError):    # PyTorch has done it
+                with contextlib.suppress(Exception):    # PyTorch has done it
                     end(self._device.index or 0, parts.pool)
                 break
         parts.pool = None

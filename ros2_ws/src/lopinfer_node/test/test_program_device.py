@@ -306,3 +306,19 @@ def test_a_server_on_any_device_gives_what_the_robot_gives(traced, tmp_path, dev
     for found, wanted in zip(shared(traced, load(tmp_path, device), x), expected.values(),
                              strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_a_value_that_cannot_leave_fails_when_it_is_asked_for(traced, monkeypatch):
+    """A batch has been computed then, so only the request of this value may fail."""
+    def fails(elements):
+        raise RuntimeError('out of memory')
+    plan = Plan.server_only(traced.graph)
+    made = Program(traced, plan, SERVER)
+    runs = runs_of(made, traced, plan, torch.rand(2, 1, 3, 16, 16))
+    monkeypatch.setattr(program, 'downloading', fails)
+    assert made.compute_together(runs, range(len(made.steps)))
+    back = [t.index for t in plan.transfers if t.source == SERVER]
+    with pytest.raises(RuntimeError, match='out of memory'):
+        runs[0].piece(back[0])
+    monkeypatch.undo()
+    assert all(len(runs[1].piece(t)) for t in back)

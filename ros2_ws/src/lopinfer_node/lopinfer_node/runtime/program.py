@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ class Program:
         dtypes = {records[value.index].dtype for value in call.values}
         return len(dtypes | {weight.tensor.dtype for weight in call.weights}) > 1
 
-    def _held(self) -> AbstractContextManager[None]:
+    def _rounding(self) -> AbstractContextManager[None]:
         """Return a context that computes with the model's precision, which a robot uses anyway."""
         return self.traced.tape.precision.held() if self.side == SERVER else nullcontext()
 
@@ -181,7 +181,7 @@ class Program:
             # Transfers for later steps may have arrived for some runs only.
             given[:] = [key for key in held[0] if all(key in tensors for tensors in held)]
             requests = [[tensors[key] for key in given] for tensors in held]
-            with torch.inference_mode(), self._held():
+            with torch.inference_mode(), self._rounding():
                 results: Sequence[Sequence[torch.Tensor]] = [[]] * len(runs) if not made else \
                     [apply(compute, requests[0])] if len(runs) == 1 else \
                     together(compute, requests, apply)
@@ -191,7 +191,8 @@ class Program:
             for (node, (lo, hi)), tensor in zip(made, tensors, strict=True):
                 run._stretches.setdefault(node, []).append((lo, hi, tensor))
             for at in steps:
-                run._leave(at)
+                with suppress(Exception):   # such as no memory: `piece` tries again and says why
+                    run._leave(at)
             for node in freed:
                 run._stretches.pop(node, None)
         return True
@@ -227,7 +228,7 @@ class Run:
     def compute(self, at: int) -> None:
         """Run step `at`; all its transfers in `waits` must have been delivered."""
         self._place()
-        with self.program._held():
+        with self.program._rounding():
             self._compute(at)
         self._leave(at)
 
