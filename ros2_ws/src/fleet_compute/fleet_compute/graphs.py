@@ -179,9 +179,10 @@ class CudaCapture:
                     before = torch.cuda.memory_reserved()
                     outputs = list(function(*inputs))
                     nbytes = torch.cuda.memory_reserved() - before
-            except Exception:
+            except Exception as error:
                 self._abandon(parts)
-                raise
+                # after an operator's error, the end of the capture raises one that says less
+                raise error.__context__ or error from None
         nbytes += sum(tensor.nbytes for tensor in inputs)
         return Captured(inputs, outputs, graph.replay, nbytes, self._turn)
 
