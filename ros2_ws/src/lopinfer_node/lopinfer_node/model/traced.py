@@ -20,6 +20,7 @@ from . import rules  # noqa: F401 - registers the rules
 from .calls import Call, Division, Value, Weight, divide
 from .footprint import whole
 from .graph import Graph, Kind, Node
+from .layout import flat, format_of
 from .state import untouched
 from .tape import Record, Ref, Tape
 from .text import as_json
@@ -156,15 +157,6 @@ def content_of(tensor: torch.Tensor) -> str:
     return state.hexdigest()
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
-
-    The stride must be set, because a contiguous tensor of one element may have any stride. Some
-    strides prevent a view as bytes.
-    """
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,))
-
-
 def _valued(argument: Any, values: Sequence[Value]) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_valued(a, values) for a in argument]
@@ -192,7 +184,7 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
         # would treat them as one value. And it would treat an input that is a weight of the model
         # as a weight.
         own = [leaf.detach().resolve_conj().resolve_neg().clone(
-            memory_format=torch.contiguous_format) for leaf in leaves]
+            memory_format=format_of(leaf)) for leaf in leaves]
         with untouched(model):
             traced = divided(type(model).__name__, record(model, own, structure))
         if verify:

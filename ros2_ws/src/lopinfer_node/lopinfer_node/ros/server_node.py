@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import torch
-from fleet_ros.device import torch_device
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 
@@ -38,10 +37,10 @@ class ServerNode(ManagedNode):
         models = settings.chosen_models()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        device = torch_device(settings.device)
         self.server = Server(self, ServerOptions(
-            settings.make_directory(), str(device), limits=settings, link=settings.shaped_link,
-            recording=settings.open_recording(), access=settings.security))
+            settings.make_directory(), settings.chosen_devices(), limits=settings,
+            link=settings.shaped_link, recording=settings.open_recording(),
+            access=settings.security))
         self.held.callback(self.server.close)
         self.server.pause(True)
         for name, weights in models:
