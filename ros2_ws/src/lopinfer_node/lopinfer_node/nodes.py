@@ -9,14 +9,14 @@ from typing import Any
 from fleet_ros.ending import Interruption
 from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
+from fleet_ros.serving import Kind, serve
 
 PACKAGES = ('lopinfer_node',)
 
 
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve models until the process is stopped; return the exit code, 0 for a clean end."""
-    return run(_build_server, _serve, args, PACKAGES,
-               lambda given: look_before('lopinfer_server', '/', given))
+    return serve([SERVER], args)
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
@@ -38,13 +38,11 @@ def _build_client() -> Any:
     return ClientNode()
 
 
-def _serve(node: Any, interruption: Interruption) -> int:
-    spin_until(node, lambda: node.drained, interruption, node.shutdown)
-    return 0
-
-
 def _infer(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: bool(interruption or node.error), interruption)
     node.leave()
     spin_until(node, lambda: node.has_left, interruption)
     return fail(node.error) if node.error else 0
+
+
+SERVER = Kind('lopinfer_server', PACKAGES, _build_server)

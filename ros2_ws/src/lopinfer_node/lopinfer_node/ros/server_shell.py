@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class Server:
         # the prepared plans that a client uses; only the thread that prepares plans reads it
         self._prepared: WeakValueDictionary[tuple[str, Plan], Prepared] = WeakValueDictionary()
         self._closing = False
+        self.error = ''     # why the server computes nothing any more
         self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
         self._models_jobs = ThreadPoolExecutor(1, 'models')
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
@@ -317,6 +319,13 @@ class Server:
     # -- computing -------------------------------------------------------------------------------
 
     def _compute(self) -> None:
+        try:
+            self._compute_all()
+        except Exception as error:   # not of a client's model, see `_results`
+            self.node.get_logger().error(traceback.format_exc())
+            self.error = f'the thread that computes has failed: {type(error).__name__}: {error}'
+
+    def _compute_all(self) -> None:
         while (work := self._next_work()) is not None:
             began = time.monotonic()
             runs = [request.execution.run for request in work.members]
