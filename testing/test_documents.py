@@ -23,7 +23,7 @@ from rog_bringup import FLEETS
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md')] + \
     sorted((ROOT / 'docs').glob('*.md'))
-PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
+PROGRAMS = ('rog', 'fleet', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
             'docker', 'pixi')
 MADE = ('settings', 'messages', 'commands')  # pages that tools/*.py print
 RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'
@@ -182,6 +182,7 @@ RUN = {
         Short(creates='runs/study-*', says='--resume')),
     'lopinfer plan resnet50 --bandwidth 0:30:5 --plot':
         Short(f'lopinfer plan {NET} --bandwidth 0:30:5 --plot', says='7 plans'),
+    'fleet serve': Short(until='serving in /lopinfer', says='serving as'),
     'lopinfer serve': Short(until='serving'),
     'lopinfer serve --name second': Short(until='serving'),
     'lopinfer profile MODEL': Short(f'lopinfer profile {NET} --repeats 1 --out p.json'),

@@ -55,16 +55,17 @@ def server_arguments(options: argparse.Namespace, parameters: Mapping[str, Any],
                      namespace: str = '') -> list[str]:
     """Return the ROS arguments for the options of `add_server_options` and more parameters.
 
-    ``parameters``: those without a value, None or '', are left out. A name `node:name` is for the
-    node of this name alone. ``namespace``: that of the nodes; '': none.
+    ``parameters``: see `ros_arguments`. ``namespace``: that of the nodes; '': none.
     """
     given = {**{name: getattr(options, name) for name in ('device', 'threads', 'memory')},
              'security.key': options.key, 'security.open': options.open or None, **parameters}
-    arguments = ['--ros-args', *(['-r', f'__ns:=/{namespace.strip("/")}'] if namespace else [])]
-    for name, value in given.items():
-        if value not in (None, ''):
-            arguments += ['-p', f'{name}:={value}']
-    return arguments
+    return [*ros_arguments(given), *(['-r', f'__ns:=/{namespace.strip("/")}'] if namespace else [])]
+
+
+def ros_arguments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the ROS arguments that give nodes these parameters, except those of None or ''."""
+    return ['--ros-args', *(part for name, value in parameters.items() if value not in (None, '')
+                            for part in ('-p', f'{name}:={value}'))]
 
 
 def chosen_network(options: argparse.Namespace) -> ReachConfig:

@@ -22,7 +22,8 @@ from .spinning import until_shut_down
 
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         arguments: Sequence[str] | None, packages: Collection[str],
-        before: Callable[[Sequence[str] | None], None] = lambda arguments: None) -> int:
+        before: Callable[[Sequence[str] | None], None] = lambda arguments: None,
+        ends: bool = False) -> int:
     """Build a node or a list of nodes, serve it, and return the exit code of the process.
 
     An error whose class is from ``packages``, rclpy, fleet_ros or fleet_env is the user's
@@ -37,16 +38,18 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         compute (`leave`).
     :param before: function that is called with ``arguments`` before the process joins DDS.
         It may raise an error.
+    :param ends: whether this function also ends the process if ``arguments`` are given.
     """
-    code = _run(build, serve, arguments, packages, before)
-    if arguments is None:
+    ends = ends or arguments is None
+    code = _run(build, serve, arguments, packages, before, ends)
+    if ends:
         leave(code)
     return code
 
 
 def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
          arguments: Sequence[str] | None, packages: Collection[str],
-         before: Callable[[Sequence[str] | None], None]) -> int:
+         before: Callable[[Sequence[str] | None], None], ends: bool) -> int:
     end_with_launcher()
     interruption = Interruption()
     try:
@@ -73,7 +76,7 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         released.callback(_end, 0)
         for each in reversed(nodes):
             released.callback(each.destroy_node)
-        if arguments is None:
+        if ends:
             released.callback(limit_leaving)
         code = serve(node, interruption)
         until = max(getattr(each, 'stays_until', 0.0) for each in nodes)

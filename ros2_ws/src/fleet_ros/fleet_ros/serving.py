@@ -13,6 +13,7 @@ from .ending import Interruption
 from .exposure import look_before
 from .managed import ManagedNode
 from .process import fail, run, spin_until
+from .spinning import Spinning
 
 DRAIN = 2.0  # maximum seconds that an ending server waits for what robots have begun
 
@@ -90,34 +91,40 @@ class ServerNode(ManagedNode):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of server: the name of its node, the packages of its errors, and how to make it."""
+    """A kind of server: the name of its node, the packages of its errors, and how to make it.
+
+    ``build(cli_args=arguments)`` returns the node; ``arguments`` are ROS arguments for it alone.
+    """
 
     node: str
     packages: Sequence[str]
-    build: Callable[[], ServerNode]
+    build: Callable[..., ServerNode]
+    arguments: Sequence[str] = ()
 
 
 def serve(kinds: Sequence[Kind], arguments: Sequence[str] | None) -> int:
-    """Run a server of each kind until the process is stopped; return 0 for a clean end.
+    """Run a server of each kind until the process is stopped, and end it with code 0 if clean.
 
     All nodes share the process, its context and its executor. If one of the servers cannot start,
-    or cannot serve any more, the others end, too, and the result is 1. ``arguments``: see
-    `process.run`.
+    or cannot serve any more, the others end, too, and the exit code is 1. ``arguments``: those of
+    the process; None: sys.argv.
     """
     def before(given: Sequence[str] | None) -> None:
         for kind in kinds:
             look_before(kind.node, '/', given)
 
     return run(lambda: _built(kinds), _serve, arguments,
-               {package for kind in kinds for package in kind.packages}, before)
+               {package for kind in kinds for package in kind.packages}, before, ends=True)
 
 
 def _built(kinds: Sequence[Kind]) -> list[ServerNode]:
+    nodes: list[ServerNode] = []
     with ExitStack() as undo:
-        nodes = []
-        for kind in kinds:
-            nodes.append(kind.build())
-            undo.callback(nodes[-1].destroy_node)
+        with ExitStack() as spinning:    # a server answers while the next one is made
+            for kind in kinds:
+                nodes.append(kind.build(cli_args=list(kind.arguments)))
+                undo.callback(nodes[-1].destroy_node)
+                spinning.callback(Spinning(nodes[-1]).close)
         undo.pop_all()
     return nodes
 

@@ -25,12 +25,12 @@ def client_main(args: Sequence[str] | None = None) -> int:
                lambda given: look_before('lopinfer_client', '/', given))
 
 
-def _build_server() -> Any:
+def _build_server(**options: Any) -> Any:
     from .ros.server_node import ServerNode
     # The thread that computes needs Python for a moment after each operator. While messages arrive,
     # it would wait up to 5 ms for it, the default.
     sys.setswitchinterval(0.0005)
-    return ServerNode()
+    return ServerNode(**options)
 
 
 def _build_client() -> Any:

@@ -13,9 +13,9 @@ def server_main(args: Sequence[str] | None = None) -> int:
     return serve([SERVER], args)
 
 
-def _build_server() -> Any:
+def _build_server(**options: Any) -> Any:
     from .node import ServerNode
-    return ServerNode()
+    return ServerNode(**options)
 
 
 SERVER = Kind('rrto_server', ('rrto_bridge',), _build_server)
