@@ -42,7 +42,8 @@ def test_each_argument_of_a_command_is_described(make_parser):
 
 @pytest.mark.parametrize(('make_parser', 'words', 'meant'), [
     (rog, ['flete', 'up'], 'fleet'), (rog, ['fleet', 'upp', 'indoor'], 'up'),
-    (rog, ['stat'], 'status'), (fleet, ['srve'], 'serve'), (lopinfer, ['srve'], 'serve'), (rrto, ['rnu'], 'run')])
+    (rog, ['stat'], 'status'), (fleet, ['srve'], 'serve'),
+    (lopinfer, ['srve'], 'serve'), (rrto, ['rnu'], 'run')])
 def test_a_mistyped_verb_is_answered_with_the_nearest_one(capsys, make_parser, words, meant):
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args(words)

@@ -23,8 +23,8 @@ from rog_bringup import FLEETS
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md')] + \
     sorted((ROOT / 'docs').glob('*.md'))
-PROGRAMS = ('rog', 'fleet', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
-            'docker', 'pixi')
+PROGRAMS = ('rog', 'fleet', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3',
+            'pip', 'docker', 'pixi')
 MADE = ('settings', 'messages', 'commands')  # pages that tools/*.py print
 RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'
 NET = 'resnet18 --input 1x3x64x64'

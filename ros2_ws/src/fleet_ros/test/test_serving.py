@@ -92,7 +92,8 @@ def test_a_signal_ends_all_servers_once_robots_need_them_no_more(started, number
     code, text = lines.ended()
     assert code == 0 and text.splitlines() == [
         'one is there', 'one is paused', 'one serves', 'two is there', 'two is paused',
-        'two serves', 'one is asked', 'one leaves', 'two leaves', 'two is asked', 'one closes at last', 'two closes at last']
+        'two serves', 'one is asked', 'one leaves', 'two leaves', 'two is asked',
+        'one closes at last', 'two closes at last']
 
 
 def test_a_server_that_fails_is_named_and_the_others_end_with_it(started):

@@ -103,8 +103,8 @@ def _run(command: str, options: argparse.Namespace) -> int:
         code: int = options.run(options)
     except SystemExit as error:  # raised by a task or method; exit code 0 would look like success
         # ``code`` is lost where the exception came from another process, its text is not
-        print(f'{command}: the task or method called sys.exit({error}); it must not end the program',
-              file=sys.stderr)
+        print(f'{command}: the task or method called sys.exit({error}); it must not end the '
+              'program', file=sys.stderr)
         return 1
     return code
 

@@ -20,7 +20,7 @@ NAME = 'lopinfer'    # namespace in which robots look for LOPInfer's server by d
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('serve', help='serve all robots with this machine\'s GPU until Ctrl+C')
+    parser = verbs.add_parser('serve', help='serve all robots until Ctrl+C')
     parser.add_argument('--name', default='', metavar='NAME',
                         help='name by which robots find the server: server:=/NAME (LOPInfer, '
                              'policies), --server NAME (RRTO); default: where they look without '
