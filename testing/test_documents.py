@@ -222,6 +222,7 @@ NOT_RUN = {
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'lopinfer serve --device cuda': 'needs a GPU',
+    'fleet serve --ray': "rog_cli's tests run it where Ray is installed",
     'rog fleet up outdoor --resume': 'launch/test continues a run',
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
     'rog study rivals': "takes long; studies/test runs a shorter one",
