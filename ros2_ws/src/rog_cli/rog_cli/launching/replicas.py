@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from fleet_env.command import how_it_ended
@@ -60,7 +61,7 @@ def serve(address: str, names: Sequence[str], arguments: Sequence[str], gpus: in
     os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')   # else Ray reports to its makers
     os.environ.setdefault('RAY_DEDUP_LOGS', '0')            # else lines of servers are left out
     try:
-        import ray
+        ray: Any = import_module('ray')   # not by name, as its types differ between versions
     except ImportError:
         raise SettingError('--ray needs Ray, which is not installed here: '
                            'pip install ray') from None
