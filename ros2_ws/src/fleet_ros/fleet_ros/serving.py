@@ -94,11 +94,13 @@ class Kind:
     """A kind of server: the name of its node, the packages of its errors, and how to make it.
 
     ``build(cli_args=arguments)`` returns the node; ``arguments`` are ROS arguments for it alone.
+    ``settings``: see `process.run`.
     """
 
     node: str
     packages: Sequence[str]
     build: Callable[..., ServerNode]
+    settings: str
     arguments: Sequence[str] = ()
 
 
@@ -114,7 +116,8 @@ def serve(kinds: Sequence[Kind], arguments: Sequence[str] | None) -> int:
             look_before(kind.node, '/', given)
 
     return run(lambda: _built(kinds), _serve, arguments,
-               {package for kind in kinds for package in kind.packages}, before, ends=True)
+               {package for kind in kinds for package in kind.packages}, before,
+               kinds[0].settings, ends=True)
 
 
 def _built(kinds: Sequence[Kind]) -> list[ServerNode]:

@@ -63,7 +63,7 @@ class Node(ServerNode):
         self.server.error = 'no memory is left'
 
 def kind(name, what=''):
-    return Kind(name, Node.packages, lambda cli_args: Node(name, what, cli_args))
+    return Kind(name, Node.packages, lambda cli_args: Node(name, what, cli_args), '')
 
 serve([kind('one'), kind('two', sys.argv[1])], ['fleet'])
 """

@@ -22,7 +22,8 @@ def server_main(args: Sequence[str] | None = None) -> int:
 def client_main(args: Sequence[str] | None = None) -> int:
     """Answer images with results until the process is stopped; return the exit code, 0 if clean."""
     return run(_build_client, _infer, args, PACKAGES,
-               lambda given: look_before('lopinfer_client', '/', given))
+               lambda given: look_before('lopinfer_client', '/', given),
+               'lopinfer_node.parameters:ClientSettings')
 
 
 def _build_server(**options: Any) -> Any:
@@ -45,4 +46,5 @@ def _infer(node: Any, interruption: Interruption) -> int:
     return fail(node.error) if node.error else 0
 
 
-SERVER = Kind('lopinfer_server', PACKAGES, _build_server)
+SERVER = Kind('lopinfer_server', PACKAGES, _build_server,
+              'lopinfer_node.parameters:ServerSettings')

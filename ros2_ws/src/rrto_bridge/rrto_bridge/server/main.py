@@ -18,7 +18,8 @@ def _build_server(**options: Any) -> Any:
     return ServerNode(**options)
 
 
-SERVER = Kind('rrto_server', ('rrto_bridge',), _build_server)
+SERVER = Kind('rrto_server', ('rrto_bridge',), _build_server,
+              'rrto_bridge.server.parameters:ServerSettings')
 
 if __name__ == '__main__':
     raise SystemExit(server_main())
