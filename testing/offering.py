@@ -15,7 +15,7 @@ class Offering:
     """Offers the versions in a folder."""
 
     def __init__(self, folder, key=None):
-        self.store = Versions(folder)
+        self.store = Versions(folder, keep=20)
         self.context = Context()
         rclpy.init(args=[], context=self.context)
         self.node = Node('parameter_server', namespace='/rog', context=self.context)
