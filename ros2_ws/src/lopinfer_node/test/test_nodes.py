@@ -338,11 +338,12 @@ class Pair(torch.nn.Module):
 
 ONES = torch.ones(4, 4)
 OTHERS = {
-    'another shape': (lambda m: ({'left': ONES[:2], 'right': ONES[:2] * 3},), '[4, 4], got'),
+    'another shape': (lambda m: ({'left': ONES[:2], 'right': ONES[:2] * 3},),
+                      'got torch.float32 [2, 4]: open a second offload for inputs of this shape'),
     'another type': (lambda m: ({'left': ONES.double(), 'right': ONES.double() * 3},), 'float64'),
     'another order': (lambda m: ({'right': ONES * 3, 'left': ONES},), 'nested, named and ordered'),
     'one more input': (lambda m: ({'left': ONES, 'right': ONES * 3}, ONES), 'nested, named'),
-    'a number': (lambda m: ({'left': ONES, 'right': 3.0},), 'of class float'),
+    'a number': (lambda m: ({'left': ONES, 'right': 3.0},), "input 0['right'] is of class float"),
     'a class of tensors': (lambda m: ({'left': ONES, 'right': (ONES * 3).as_subclass(
         type('Mine', (torch.Tensor,), {}))},), 'of class Mine'),
     'one tensor twice': (lambda m: ({'left': ONES, 'right': ONES},), 'same tensor')}
@@ -438,6 +439,28 @@ def test_another_precision_than_that_of_the_trace_is_not_shared(monkeypatch):
         assert 'TF32' not in shared.reason
 
 
+def test_a_model_without_weights_is_shared(tmp_path):
+    model, x = torch.nn.Upsample(scale_factor=2).eval(), torch.rand(1, 3, 8, 8)
+    with server_here(tmp_path), offload(model, example=x,
+                                        options=ClientOptions(everything_there)) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        assert torch.equal(shared(x), model(x)) and shared.report.offloaded == 1
+
+
+def test_a_robot_that_was_closed_may_come_back_at_once(store, monkeypatch):
+    monkeypatch.setattr('lopinfer_node.runtime.server.TAKE_OVER', LIMIT)
+    replies, on_open = [], client.ClientMachine.on_open
+    monkeypatch.setattr(client.ClientMachine, 'on_open', lambda machine, reply, now: (
+        replies.append(reply.reason), on_open(machine, reply, now))[1])
+    with server_here(store):
+        for _ in range(2):
+            with offload(Small().eval(), example=torch.rand(SHAPE), robot='arm',
+                         options=ClientOptions(everything_there)) as shared:
+                eventually(lambda shared=shared: shared.shared
+                           or any('in use' in reason for reason in replies))
+                assert shared.shared, replies
+
+
 def test_two_models_of_one_process_are_both_shared(store):
     """The server has the first model's files, receives the second model, and runs a trial of it."""
     models = [Small().eval(), Small().eval()]
@@ -453,14 +476,28 @@ def test_two_models_of_one_process_are_both_shared(store):
             assert shared.report.offloaded == 1
 
 
-def test_a_named_tuple_is_one_input():
-    class Batch(NamedTuple):
-        left: torch.Tensor
-        right: torch.Tensor
+class Batch(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor | str
 
-    class Takes(torch.nn.Module):
-        def forward(self, batch, scale=2.0):
-            return batch.left - batch.right * scale
+
+class Takes(torch.nn.Module):
+    def forward(self, batch, scale=2.0):
+        return batch.left - (1.0 if type(batch.right) is str else batch.right) * scale
+
+
+def test_the_field_of_a_named_tuple_that_is_no_tensor_is_named():
+    with pytest.warns(UserWarning, match=r'input 0\.right is of class str'), \
+            offload(Takes().eval(), example=Batch(ONES, 'pick')) as shared:
+        assert '0.right' in shared.reason
+    with pytest.warns(UserWarning, match=r'input batch\.right is of class str'), \
+            offload(Takes().eval()) as shared:
+        shared(batch=Batch(ONES, ONES))
+        assert torch.equal(shared(batch=Batch(ONES, 'pick')), ONES - 2)
+        assert 'batch.right' in shared.reason
+
+
+def test_a_named_tuple_is_one_input():
     with offload(Takes().eval(), example=Batch(ONES, ONES * 2)) as shared:
         assert torch.equal(shared(Batch(ONES, ONES * 2)), -3 * ONES)
         assert 'nested' not in shared.reason and shared.report.requests == 1

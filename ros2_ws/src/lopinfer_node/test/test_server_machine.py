@@ -30,6 +30,7 @@ from lopinfer_node.runtime.services import (
     encode_plans,
 )
 from lopinfer_node.runtime.wire import (
+    LEAVING,
     MAX_PIECE,
     MAX_PROBE,
     NO_PLAN,
@@ -593,3 +594,18 @@ def test_a_model_whose_files_made_room_for_another_is_asked_for_again():
     server = ServerMachine(9, {DIGEST})
     server.on_stored({'b' * 64})
     assert server.on_open(open_request(), 0.0)[0].status == MISSING
+
+
+def test_a_client_that_says_that_it_ends_gives_its_name_free_and_its_memory():
+    server = serving('robot1')
+    server.on_piece('robot1', pieces_of([np.arange(12)], 1)[0], 0.0)
+    goodbye = Ack(0, 0, 0.0, 5, LEAVING)
+    for _ in range(2):    # the answer may be lost
+        assert [a.message.status for a in server.on_ack('robot1', goodbye, 0.1)] == [NOT_OPEN]
+    assert server.work(0.1) is None
+    assert server.on_open(open_request(incarnation=6), 0.1)[0].status == READY
+    server.on_ack('robot1', goodbye, 0.2)   # late, of the former session
+    assert server.clients == ['robot1']
+    server.on_ack('robot1', Ack(0, 0, 0.0, 6, LEAVING), 0.3)
+    assert server.deadline < 2 and server.on_time(server.deadline) == [Leave('robot1')]
+    assert server.used == 0 and not server.clients

@@ -176,8 +176,12 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
-    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
+    if not leaves:
+        raise ModelError(f'{type(model).__name__} needs at least one tensor as input')
+    for name, leaf in zip(input_names(args, kwargs), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise ModelError(f'{type(model).__name__}: all inputs must be tensors, but input '
+                             f'{name} is of class {type(leaf).__name__}')
     try:
         # Copy the inputs to the memory layout that they will have after a message carries them.
         # Each input gets a separate copy. Otherwise, if two inputs are one tensor, the tracer
@@ -197,6 +201,15 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     except Exception as error:   # the code of a model can raise any exception
         raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(error)}') from error
     return traced
+
+
+def input_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return a name for each tensor of a call, such as `0.image` or `mask[1]`.
+
+    `0` stands for the first argument without a name.
+    """
+    return [f'{name}{pytree.keystr(path)}' for name, value in (*enumerate(args), *kwargs.items())
+            for path, _ in pytree.tree_flatten_with_path(value)[0]]
 
 
 def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],

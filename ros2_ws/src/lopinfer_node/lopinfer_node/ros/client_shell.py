@@ -42,6 +42,7 @@ from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan
 from ..runtime.choice import NO_TABLE, PlannedTable
 from ..runtime.client import (
+    ENDED,
     Action,
     CallOpen,
     CallSetPlans,
@@ -146,6 +147,15 @@ class Client:
         self._alarm = Alarm(self._on_time, node)
         self._alarm.set(time.monotonic())
         node.create_timer(1.0, self.report)
+
+    def leave(self) -> None:
+        """Tell the server that this client ends, while the node is spun; see `has_left`."""
+        self._step(self.machine.leave)
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the server knows that this client ends, or knows no such client."""
+        return self.machine.state == ENDED
 
     def close(self) -> None:
         """Stop the threads; call this before the node is destroyed.

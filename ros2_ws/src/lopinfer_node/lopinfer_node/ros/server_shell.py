@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -133,6 +134,7 @@ class Server:
         self._loading = threading.Lock()
         self._trier = Trier(self._lanes[0].name, options.limits.memory << 20,
                             options.limits.longest)
+        self.error = ''     # why the server computes nothing any more
         self._models_jobs = ThreadPoolExecutor(1, 'models')
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
         place = node.get_namespace().rstrip('/') or '/lopinfer'
@@ -373,6 +375,13 @@ class Server:
     # -- computing -------------------------------------------------------------------------------
 
     def _compute(self, lane: _Lane) -> None:
+        try:
+            self._compute_all(lane)
+        except Exception as error:   # not of a client's model, see `_guarded`
+            self.node.get_logger().error(traceback.format_exc())
+            self.error = f'the thread that computes has failed: {type(error).__name__}: {error}'
+
+    def _compute_all(self, lane: _Lane) -> None:
         if lane.device.type == 'cuda':
             torch.cuda.set_device(lane.device)
         while (work := self._next_work(lane)) is not None:

@@ -58,6 +58,7 @@ MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and has
 REFUSALS = 64    # number of refused models for which the server remembers the reason
 # seconds of a client's silence after which another process may use the client's name
 TAKE_OVER = 2.0
+FAREWELL = 1.0   # seconds for which a client that has ended is still answered
 LOADING = OpenReply(PREPARING, 'the server loads and measures the model')
 
 
@@ -185,6 +186,11 @@ class _Session:
     reserved: int = 0                   # bytes reserved for a request
     number: int = 0                     # number of the newest request
     request: _Request | None = None     # the newest request, until it is computed
+    ended: bool = False                 # whether the client has said that it ends
+
+    def drop_at(self, lease: float) -> float:
+        """Return the time at which the client is dropped if nothing more is heard of it."""
+        return self.heard + (FAREWELL if self.ended else lease)
 
 
 @dataclass(eq=False)
@@ -403,7 +409,7 @@ class ServerMachine:
         if session is None and len(self._sessions) >= self.limits.clients:
             return f'the server has reached its limit of {self.limits.clients} clients'
         if session is not None and session.incarnation != request.incarnation \
-                and now < session.heard + TAKE_OVER:
+                and not session.ended and now < session.heard + TAKE_OVER:
             return (f"the name '{request.client}' is in use by another client; give each robot "
                     'its own namespace')
         return ''
@@ -597,6 +603,12 @@ class ServerMachine:
         if session is None or ack.incarnation != session.incarnation:
             self.dropped['foreign'] += 1
             return []
+        if ack.status == LEAVING:
+            session.heard = now
+            self._told.add(client)
+            session.ended, session.request = True, None
+            session.outbox.clear()
+            return [Send(client, Ack(ack.packet, 0, now, ack.incarnation, NOT_OPEN))]
         try:
             session.outbox.on_ack(ack, now)
         except RemoteError:
@@ -655,7 +667,7 @@ class ServerMachine:
         """Drop silent clients, and return all due actions; call this at `deadline`."""
         actions: list[Action] = []
         for session in list(self._sessions.values()):
-            if now >= session.heard + self.limits.lease:
+            if now >= session.drop_at(self.limits.lease):
                 del self._sessions[session.client]
                 actions.append(Leave(session.client))
             else:
@@ -668,5 +680,5 @@ class ServerMachine:
     @property
     def deadline(self) -> float:
         """Return the time at which `on_time` must run if no event comes before this time."""
-        return min((min(s.outbox.deadline, s.heard + self.limits.lease)
+        return min((min(s.outbox.deadline, s.drop_at(self.limits.lease))
                     for s in self._sessions.values()), default=math.inf)
