@@ -486,11 +486,13 @@ class ParameterServerNode(ManagedNode):
             # Another server continues the run. The robots would believe that the status `stopped`
             # is from that server.
             return
-        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
+        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused,
+                             [] if self._offer is None else self._offer.lines())
 
     def _diagnose(self) -> None:
         above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
         self._reports.diagnose(self.machine, self.files.unsaved, above, self.dropped,
+                               [] if self._offer is None else self._offer.lines(),
                                {name: peer.base for name, peer in self.peers.items()})
 
 

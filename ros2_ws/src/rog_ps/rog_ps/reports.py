@@ -24,6 +24,7 @@ from rog_ros.signature import Signature, process_of
 from .directory import Claim
 
 ON_AIR, ON_AIR_ROBOT = 350, 125  # bytes of a status with all headers, and for each robot in it
+MOST_LINE = 300   # characters of a line about a process that follows the model
 ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
 # member's state -> state in RobotStatus; other states are equal in both
 STATES = {'pulling': 'training', 'draining': 'training'}
@@ -63,11 +64,13 @@ class Reports:
                 [(m.robot, m.state, m.place, m.iteration, m.slowest, list(m.waiting_for))
                  for m in machine.members.values()])
 
-    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
+    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str],
+               followers: list[str]) -> None:
         """Publish the fleet's status.
 
         :param elapsed: seconds of training until now.
         :param paused: robots that are paused.
+        :param followers: a line about each process that follows the model.
         """
         self.last = now = time.monotonic()
         self._said = self._news(machine)
@@ -95,6 +98,7 @@ class Reports:
             idle=float(now - m.progress), refused=machine.refused[m.robot],
             why=why(m, machine.iteration, m.robot in machine.deadlines.waited_for, now))
             for m in machine.members.values()]
+        message.followers = [line[:MOST_LINE] for line in followers]
         message.header.stamp = self._node.get_clock().now().to_msg()
         if self._signature is not None:
             self._signature.sign(message)
@@ -108,12 +112,13 @@ class Reports:
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
-                 bases: Mapping[str, str]) -> None:
+                 followers: list[str], bases: Mapping[str, str]) -> None:
         """Publish the health of the fleet: robots that are away, and refused messages.
 
         :param unsaved: which files could not be written, and why; empty: all were written.
         :param above: name and state that this fleet has in its parent fleet; empty: there is no
             parent fleet.
+        :param followers: a line about each process that follows the model.
         :param dropped: sender -> number of refused messages.
         :param bases: robot -> beginning of its topic names.
         """
@@ -133,6 +138,8 @@ class Reports:
             'messages refused': dropped.total(), 'sync': str(machine.method),
             'key': 'yes' if self._signature is not None else 'no',
             **({'fleet above': above} if above else {}),
+            **{f'model of {name}': text for name, _, text in (
+                line.partition(': ') for line in followers)},
             **{f'messages refused of {who}': n for who, n in dropped.items()},
             **{f'pushes refused of {who}': n for who, n in refused.items() if n},
             **{f'pushes clipped of {who}': n for who, n in machine.clipped.items() if n},

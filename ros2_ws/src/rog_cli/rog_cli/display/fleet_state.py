@@ -102,6 +102,7 @@ class Fleet:
     above: str = ''    # which robot of the parent fleet this fleet is, in words
     left: float = math.nan  # seconds until the run is over; NaN: its duration is unknown
     starting: bool = False  # whether this program has started the server
+    followers: tuple[str, ...] = ()  # a line about each process that follows the model
 
     @property
     def time(self) -> str:
@@ -120,10 +121,11 @@ class Fleet:
     def causes(self) -> list[str]:
         """Return a line for each robot for which other robots wait, or no longer wait.
 
-        The line has the robot's name and the reason.
+        The line has the robot's name and the reason. Then comes a line for each process that
+        follows the model.
         """
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
-                for r in self.robots if r.why]
+                for r in self.robots if r.why] + [f'model of {line}' for line in self.followers]
 
     def complete(self) -> bool:
         """Return whether each robot that is not away has sent a status."""
@@ -260,7 +262,8 @@ class FleetState:
         left = 60 * self.minutes - self.elapsed(now) \
             if self.minutes and fleet.state in ('training', 'paused') else math.nan
         return Fleet(robots, True, now - self.heard_fleet, state, sync, shown(fleet.host, NAME),
-                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above, max(left, 0.0))
+                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above, max(left, 0.0),
+                     followers=tuple(shown(line) for line in fleet.followers[:ROBOTS]))
 
     def _robot(self, name: str, seen: Any, now: float) -> Robot:
         own = self.robots.get(name)
