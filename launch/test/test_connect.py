@@ -12,6 +12,13 @@ from rog_core.errors import ConfigError
 from rog_worker.connect import connect
 
 
+@pytest.mark.parametrize('name', ['_x', '2x', 'a__b', 'a-b', 'x' * 65, '', '/'])
+def test_a_name_that_no_robot_can_have_is_refused_before_anything_starts(name):
+    with pytest.raises(ConfigError, match="a robot's name"), connect(name):
+        pass
+    assert not rclpy.ok()
+
+
 @pytest.fixture
 def fleet(tmp_path):
     with Fleet(tmp_path, robots=1) as running:

@@ -18,6 +18,7 @@ from rclpy.signals import SignalHandlerOptions
 from rog_core.errors import ConfigError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
+from rog_ros.parameters import robot_name
 
 from .node import NoServerError, WorkerNode
 
@@ -94,12 +95,14 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
     optimizer is `stopped`.
 
     :param timeout: seconds for which `Connection.optimizer` waits for a server; None: for ever.
-    :raises ConfigError: ``timeout`` is not a time.
+    :raises ConfigError: ``timeout`` is not a time, or ``robot`` cannot be a robot's name.
     :raises SettingError: messages could leave this machine, but the fleet has no key.
     """
     if timeout is not None and not 0 <= timeout < math.inf:
         raise ConfigError(f'timeout must be a number of seconds of at least 0, or None to wait for '
                           f'ever, got {timeout}')
+    for part in robot.strip('/').split('/'):
+        robot_name(part)
     with ExitStack() as held:
         if not rclpy.ok():
             held.enter_context(ended_by_signals())
