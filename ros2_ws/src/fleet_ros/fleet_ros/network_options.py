@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Collection
 
-from fleet_env.settings.base import Text, from_flat, knobs
+from fleet_env.settings.base import Text, flat, from_flat, knobs
 from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import is_loopback
@@ -37,15 +37,21 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
                              'everybody on the network')
 
 
-def chosen_network(options: argparse.Namespace) -> ReachConfig:
-    """Return the network settings that the options give.
-
-    :raises SettingError: a value is invalid; the message names the option.
-    """
+def given_network(options: argparse.Namespace) -> dict[str, Text]:
+    """Return name of a network setting -> text, for the options that the user has given."""
     given = {knob.name: getattr(options, f'network.{knob.name}', None)
              for knob in knobs(ReachConfig)}
-    return from_flat(ReachConfig, {name: Text(text) for name, text in given.items()
-                                   if text is not None}, '--')
+    return {name: Text(text) for name, text in given.items() if text is not None}
+
+
+def chosen_network(options: argparse.Namespace, usual: ReachConfig | None = None) -> ReachConfig:
+    """Return the network settings that the options give.
+
+    :param usual: the settings that the options change; default: those of `ReachConfig`.
+    :raises SettingError: a value is invalid; the message names the option.
+    """
+    return from_flat(ReachConfig, {**(flat(usual) if usual else {}), **given_network(options)},
+                     '--')
 
 
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:
