@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
