@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import rclpy
+from fleet_env.command import use_utf8
 from fleet_env.settings.fleet import ReachConfig
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -36,6 +37,8 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     :param before: function that is called with ``arguments`` before the process joins DDS.
         It may raise an error.
     """
+    if arguments is None:
+        use_utf8()
     code = _run(build, serve, arguments, packages, before)
     if arguments is None:
         leave(code)

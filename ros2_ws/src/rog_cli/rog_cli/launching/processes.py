@@ -168,7 +168,7 @@ class FleetProcesses:
 
     def said(self, name: str) -> str:
         """Return the last error in a process's log, or the last line if the log has no error."""
-        lines = self.log(name).read_text(errors='replace').splitlines()
+        lines = self.log(name).read_text(encoding='utf-8', errors='replace').splitlines()
         errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
         return (errors or [line for line in lines if line.strip()] or [''])[-1]
 
