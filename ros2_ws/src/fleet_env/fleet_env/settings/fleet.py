@@ -154,8 +154,9 @@ class ServerConfig(Settings):
                              'others no longer wait for it; 0: four times the duration of an '
                              'iteration, at least heartbeat.limit; inf: never', 's',
                         ge=0.0, allow_inf_nan=True)
-    drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
-                                'at the end of a run', 's', gt=0.0)
+    drain_limit: float = _(5.0, 'at the end of a run, longest time that a robot may take to finish '
+                                'its iteration, and then that the exact final model may take to '
+                                'reach it', 's', gt=0.0)
     stop_limit: float = _(60.0, 'longest duration of the end of a run; the server then gives up '
                                 'robots that have not finished', 's', gt=0.0)
     implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
