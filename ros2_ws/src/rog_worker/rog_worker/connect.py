@@ -11,7 +11,7 @@ import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
 from fleet_env.settings.base import changed
-from fleet_ros.ending import ended_by_signals
+from fleet_ros.ending import ended_by_signals, signals_held
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
@@ -110,8 +110,9 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
             look_before('worker', f'/{robot}')
             rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
             held.callback(rclpy.try_shutdown)
-        connection = Connection(robot)
-        held.callback(connection.close)
+        with signals_held():
+            connection = Connection(robot)
+            held.callback(connection.close)
         if timeout is not None:
             connection.node.patience = timeout
         yield connection
