@@ -1,9 +1,10 @@
 """Which of PyTorch's operators a server computes for robots: a rule for schemas, few exceptions.
 
-An operator is computed if it is a pure function from tensors and plain values to tensors whose
-shapes do not depend on values. Programs come from robots of the team (SECURITY.md), and a server
-tries each one in another process first. So the rule protects against accidents: nothing opens a
-file, loads code, takes an address, or gives memory that was never written.
+Programs come from robots of the team (SECURITY.md), so the rule protects against accidents: nothing
+opens a file, loads code or takes an address. In a process that several robots share, an operator
+must also be a pure function from tensors and plain values to tensors whose shapes do not depend on
+values, and must not give memory that was never written. In a process of its own, a program may do
+to its tensors what it likes.
 """
 
 from __future__ import annotations
@@ -27,46 +28,68 @@ _FIXED = ('one_hot', 'repeat_interleave')
 # Operators that the rule would admit; the names are those of whole operators.
 _DENIED = re.compile('|'.join((
     'from_file',                                    # opens a file
-    r'_?(new_)?empty(_.*)?', '_efficientzerotensor',    # memory that nobody has written, or none
-    'resize.*', '_resize_output',
+    '_efficientzerotensor', 'set_?', 'resize.*', '_resize_output.*', 'is_set_to', 'is_pinned',
+    # tensors that are not dense, or of a library that has its own memory formats
+    r'.*(sparse|quantiz|nested|mkldnn|_cslt|_cs[rc]|_coo|_bs[rc]|coalesce|padded_tensor).*',
+    '.*int[48]pack.*', '.*dyn_quant.*', r'_?((c?col|c?row|crow)_)?(indices|values)(_copy)?', 'q_.*',
+    'qscheme', 'int_repr', '_?(nnz|dim[IV]|dense_dim|spdiags|spsolve|to_dense)', 'hspmm',
+    'sspaddmm',
+    # kernels for one device, which the general operators choose themselves
+    r'_?(cudnn|miopen|mps|nnpack|triton|philox)_(?!batch_norm$).*', '.*_mps',
+    '_.*_(for|on)_(cpu|mps)', r'_(flash|efficient)_attention_.*',
+    # PyTorch's own machinery: tests, tracing, gradients
+    '_test_.*', '_foobar', '_(make|fw)_.*', '.*_backward(_.*)?', '_(functional_)?(assert|sym).*',
+    '_?(pin_memory|to_copy_from|copy_from).*', '_lazy_clone', 'record_stream', 'requires_grad_',
+    '_linalg_check_errors',     # raises by values: only the program can wait for that
+)))
+_DENIED_IF_SHARED = re.compile('|'.join((
+    r'_?(new_)?empty(_.*)?',                        # memory that nobody has written
     # addresses in the form of offsets, strides or indices: unchecked, or of another memory layout
     'as_strided.*', '_reshape_alias.*', '_nested_view.*', r'_unsafe_(masked_)?index.*',
     '_index_put_impl', '_embedding_bag.*', '_jagged.*', '_padded_dense_to_jagged.*',
-    '_segment_reduce.*',
-    # tensors that are not dense, or of a library that has its own memory formats
-    r'.*(sparse|quantiz|nested|mkldnn|_cslt|_cs[rc]|_coo|_bs[rc]).*', '.*int[48]pack.*',
-    # kernels for one device, which the general operators choose themselves
-    r'_?(cudnn|miopen|mps|nnpack|thnn|triton|philox)_(?!batch_norm$).*', '.*_mps',
-    '_.*_(for|on)_(cpu|mps)',
-    r'_(flash|efficient)_attention_.*', r'_scaled_dot_product_(flash|efficient|cudnn|fused).*',
-    # PyTorch's own machinery: tests, tracing, gradients
-    '_test_.*', '_foobar', '_(make|fw)_.*', '.*_backward(_.*)?', '_(functional_)?(assert|sym).*',
-    '_?(pin_memory|to_copy_from|copy_from).*', '_lazy_clone', 'record_stream',
+    '_segment_reduce.*', '_?thnn_.*', r'_scaled_dot_product_(flash|efficient|cudnn|fused).*',
 )))
+# Parts of what whole models call, which PyTorch on a robot with a GPU sends one by one.
+_NEEDED_ALONE = re.compile('_assert_async|unfold_backward|_nested_tensor_from_mask_left_aligned'
+                           '|cudnn_(affine_grid_generator|grid_sampler)')
 
 
-@lru_cache(4096)
-def refusal(overload: Any) -> str:
+@lru_cache(8192)
+def refusal(overload: Any, alone: bool = False) -> str:
     """Return why a server does not compute an operator, as the end of a sentence; '' if it does.
 
-    `overload`: a `torch._ops.OpOverload`.
+    `overload`: a `torch._ops.OpOverload`. `alone`: in a process that serves only this program.
     """
     schema = overload._schema
     space, _, name = schema.name.partition('::')
     if space not in NAMESPACES:
         return f'is of {space}, not of {", ".join(NAMESPACES)}'
-    if schema.is_mutable:
-        return 'changes its arguments'
     for argument in schema.arguments:
         if not _ARGUMENT.fullmatch(str(argument.type)):
             return f'takes {argument.type}, which is neither tensor nor plain value'
+    if alone:
+        # Operators without tensors exist for TorchScript; nothing checks their arguments.
+        if not any('Tensor' in str(v.type) for v in (*schema.arguments, *schema.returns)):
+            return 'computes with plain numbers'
+        if _NEEDED_ALONE.fullmatch(name):
+            return ''
+    elif why := _refusal_if_shared(overload):
+        return why
+    return 'is one that a server never computes' if _DENIED.fullmatch(name) else ''
+
+
+def _refusal_if_shared(overload: Any) -> str:
+    schema = overload._schema
+    name = schema.name.partition('::')[2]
+    if schema.is_mutable:
+        return 'changes its arguments'
     if not schema.returns or not all(_RESULT.fullmatch(str(r.type)) for r in schema.returns):
         return 'does not return tensors only'
     dynamic = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
     if dynamic.intersection(overload.tags) and name not in _FIXED:
         return 'has a result whose shape depends on values'
-    if _DENIED.fullmatch(name):
-        return 'is one that a server never computes'
+    if _DENIED_IF_SHARED.fullmatch(name):
+        return 'is one that a server computes only in a process of the program'
     return ''
 
 

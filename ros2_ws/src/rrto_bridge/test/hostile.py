@@ -22,10 +22,10 @@ import torch
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.allow import allowed, resolve
 from rrto_bridge.protocol.convert import ack_of, frame_of, to_ros
 from rrto_bridge.protocol.errors import Refused, RrtoError
 from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
+from rrto_bridge.protocol.operators import resolve
 from rrto_bridge.protocol.record import Meta, Ref, Special
 from rrto_bridge.protocol.stream import Frame, Receiver, Sender
 from rrto_bridge.protocol.tensors import DEVICE, contiguous, pack
@@ -50,7 +50,7 @@ def operators():
     found = []
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name.removeprefix('aten::')
-        if schema.name.startswith('aten::') and allowed(name):
+        if schema.name.startswith('aten::'):
             try:
                 found.append(resolve(f'aten.{name}.{schema.overload_name or "default"}'))
             except Refused:

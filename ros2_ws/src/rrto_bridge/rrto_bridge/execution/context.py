@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..protocol.allow import agree, resolve
 from ..protocol.errors import (
     Failed,
     Missing,
@@ -19,10 +18,10 @@ from ..protocol.errors import (
     RemoteError,
     UnknownOperator,
 )
-from ..protocol.operators import DEFAULT, USUAL
+from ..protocol.operators import DEFAULT, USUAL, agree, resolve
 from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
-from .checks import prepared
+from .kernels import kernel
 
 # Maximum number of failed calls that a context remembers. A later call that uses the result of a
 # failed call raises the same error.
@@ -243,7 +242,7 @@ class Context:
         found = self._calls.get(op)
         if found is None:
             function = resolve(op)
-            found = prepared(function, self.device)
+            found = kernel(function, self.device)
             if torch.Tag.nondeterministic_seeded in function.tags:
                 found = self._random(found, 'generator' in (a.name for a in
                                                             function._schema.arguments))

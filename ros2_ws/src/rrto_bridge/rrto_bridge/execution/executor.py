@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ..protocol.allow import resolve
 from ..protocol.errors import RemoteError
-from ..protocol.operators import operator
+from ..protocol.operators import operator, resolve
 from ..protocol.record import SEEDING, Meta, Special
 from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
 from .context import Context

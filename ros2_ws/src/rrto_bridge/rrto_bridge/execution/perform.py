@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ..protocol.actions import Value
-from ..protocol.allow import resolve
 from ..protocol.errors import OutOfMemory, RemoteError, described
-from ..protocol.operators import operator
+from ..protocol.operators import operator, resolve
 from ..protocol.record import DTOH, HTOD, Meta, metas
 from ..protocol.requests import (
     FIND,

@@ -16,9 +16,17 @@ import rrto_bridge
 
 from ..client.ownprocess import Here
 from ..client.percall import PerCall, Result
-from ..protocol.allow import resolve
 from ..protocol.errors import OutOfMemory, Refused, Unsendable
-from ..protocol.operators import COMPOSITE, DEFAULT, EXPLICIT, USUAL, Operator, operator, overload
+from ..protocol.operators import (
+    COMPOSITE,
+    DEFAULT,
+    EXPLICIT,
+    USUAL,
+    Operator,
+    operator,
+    overload,
+    resolve,
+)
 from ..protocol.record import Call
 from ..protocol.tensors import check_dense, check_device, meta_of, ordinary, pack, special, unpack
 from . import handlers, placement

@@ -1,6 +1,8 @@
-"""Derives facts about ATen operators from their schemas.
+"""Which ATen operators a server executes, and the facts that decide how a call is sent.
 
-The facts decide how a call is sent.
+Both follow from the operators' schemas. The server refuses all other operators; they run on the
+robot's CPU. A composite operator calls other operators. The device decomposes it into these, which
+are then sent; only those in `WHOLE` are sent as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from fleet_compute.operators import find, refusal
+
+from .errors import Refused, UnknownOperator
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -39,6 +44,39 @@ def overload(name: str) -> Any:
     """Return the ATen operator with a name such as 'gru.input' or 'gru_cell'."""
     base, _, which = name.partition('.')
     return getattr(getattr(torch.ops.aten, base), which or 'default')
+
+
+@lru_cache(4096)
+def resolve(name: str) -> Any:
+    """Return the operator for a name such as 'aten.relu.default'.
+
+    Raises Refused; UnknownOperator if this PyTorch does not have the operator.
+    """
+    if not name.startswith('aten.') or name.count('.') != 2:
+        raise Refused(f'{name[:80]} is not an ATen operator')
+    try:
+        found = find(name)
+    except LookupError as error:
+        raise UnknownOperator(str(error)) from None
+    if why := refusal(found, alone=True):
+        raise Refused(f'{name} {why}')
+    return found
+
+
+def agree(name: str, theirs: tuple[str, ...]) -> bool:
+    """Return whether an operator takes here every argument that the program's PyTorch knows.
+
+    `theirs`: `form` of the operator in the program's PyTorch. A newer PyTorch may have more
+    arguments than an older one, at the end and with defaults. If the program's has more, the
+    result is False: a call that passes one of them must be refused. Raises UnknownOperator if the
+    two differ in anything else, and Refused as `resolve` does.
+    """
+    ours = form(resolve(name))
+    common = min(len(ours), len(theirs))
+    if ours[:common] != theirs[:common] or not all(
+            '=' in argument for argument in (*ours[common:], *theirs[common:])):
+        raise UnknownOperator(f'{name} has another form in PyTorch {torch.__version__}')
+    return len(ours) >= len(theirs)
 
 
 @dataclass(frozen=True, slots=True)
