@@ -210,7 +210,7 @@ class FleetState:
         self.heard: dict[str, float] = {}     # maps each robot to the time of its last status
         self.heard_fleet = -math.inf
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self._first: dict[str, int] = {}  # maps each robot to the `count` of its first status here
+        self._first: dict[str, Any] = {}  # maps each robot to its first status that was heard
         self._before: dict[tuple[str, int], Any] = {}  # robot, `count` -> status of before
         # name of a curve (in `CURVES`) -> robot name -> curve
         self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}
@@ -235,13 +235,14 @@ class FleetState:
         if name not in self.robots and len(self.robots) >= ROBOTS:
             return
         former, self.robots[name], self.heard[name] = self.robots.get(name), message, now
-        self._first.setdefault(name, message.count)
+        self._first.setdefault(name, message)
         self._note(message, former, self.elapsed(now))
 
     def on_past(self, message: Any) -> None:
         """Take up a status of before this program listened, which the server sends again."""
         name, key = message.robot, (message.robot, message.count)
-        if message.count >= self._first.get(name, math.inf) or key in self._before \
+        heard = self._first.get(name)
+        if (heard is not None and message.count >= heard.count) or key in self._before \
                 or len(self._before) >= PAST or (
                     name not in self.robots and len(self.robots) >= ROBOTS):
             return
