@@ -5,12 +5,27 @@ import resource
 from importlib import metadata
 
 import pytest
+from fleet_policy.main import main as policy
+from fleet_policy.mock_robot import main as mock_robot
+from lopinfer_node import nodes as lopinfer_nodes
 from lopinfer_node.cli import main as lopinfer_main
 from lopinfer_node.cli.main import make_parser as lopinfer
 from rog_cli import main as rog_main
 from rog_cli.main import make_parser as rog
+from rog_ps.main import main as parameter_server
+from rog_worker.main import main as worker
 from rrto_bridge.cli import main as rrto_main
 from rrto_bridge.cli.main import make_parser as rrto
+from rrto_bridge.server.main import server_main as rrto_server
+
+
+@pytest.mark.parametrize('main, parameter', [
+    (worker, 'task'), (parameter_server, 'minutes'), (lopinfer_nodes.server_main, 'device'),
+    (lopinfer_nodes.client_main, 'model'), (rrto_server, 'name'), (policy, 'policy'),
+    (mock_robot, 'contract')])
+def test_a_node_names_its_parameters(capsys, main, parameter):
+    assert main(['--help']) == 0
+    assert f'\n  {parameter}: ' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('make_parser', [rog, lopinfer, rrto])

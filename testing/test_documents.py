@@ -22,7 +22,7 @@ from rog_bringup import FLEETS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md')] + \
-    sorted((ROOT / 'docs').glob('*.md'))
+    sorted((ROOT / 'docs').rglob('*.md'))
 PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
             'docker', 'pixi')
 MADE = ('settings', 'messages', 'commands')  # pages that tools/*.py print
@@ -213,11 +213,14 @@ NOT_RUN = {
     'rog sim examples/my_fleet.yaml --set training.codec=own_codec': EXAMPLE,
     'rog compare examples/my_fleet.yaml': EXAMPLE,
     'PYTHONPATH=$PWD/examples:$PYTHONPATH ros2': ROS, 'python -m fleet_policy.main': EXAMPLE,
+    'python -m fleet_policy.mock_robot': 'a test of fleet_policy runs it',
+    'export PYTHONPATH=$PWD/examples': 'for the two commands after it',
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,
     'python bench/': 'a measurement; make bench runs it',
     'python ros2_ws/src/fleet_policy/bench/': 'a measurement of minutes',
     'python studies/bench/': 'a measurement of minutes',
+    'rrto bench --model': 'a measurement of minutes',
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'lopinfer serve --device cuda': 'needs a GPU',
@@ -225,6 +228,7 @@ NOT_RUN = {
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
     'rog study rivals': "takes long; studies/test runs a shorter one",
     'rog study bounds': "takes long; studies/test runs a shorter one",
+    'rog study whole_models': "takes long; studies/test runs a shorter one",
     'rog study peers': 'needs root and other programs; studies/test runs its short form',
     '--methods bsp': 'the second line of one of them',
     'rog compare published/published.yaml': 'the test of the line before it does, in short',

@@ -23,14 +23,14 @@ PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 PLACES = [*ROOT.glob('ros2_ws/src/*'), ROOT / 'launch']
 USE = '''
 import sys
-import rclpy, rog_msgs.msg, lopinfer_msgs.srv, rrto_msgs.msg, std_srvs.srv
+import rclpy, fleet_msgs.msg, rog_msgs.msg, lopinfer_msgs.srv, rrto_msgs.msg, std_srvs.srv
 from lopinfer_node.cli.main import make_parser as lopinfer
 from rclpy.serialization import serialize_message
 from rog_cli.main import main
 from rog_ros.servers import this_version
 from rrto_bridge.cli.main import make_parser as rrto
 for message in (rog_msgs.msg.RowChunk(iteration=3), lopinfer_msgs.srv.Open.Request(),
-                rrto_msgs.msg.Frame()):
+                fleet_msgs.msg.Frame(), rrto_msgs.msg.ServerStatus()):
     serialize_message(message)
 code = main(['sim', 'outdoor', '--minutes', '0.2', '--out', 'out', '--set',
              'training.task=rog_tasks.classify:Classification'])

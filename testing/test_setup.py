@@ -73,7 +73,7 @@ import os, rclpy, sys
 from rclpy.serialization import serialize_message
 from rog_msgs.msg import RowChunk
 from lopinfer_msgs.srv import Open
-from rrto_msgs.msg import Frame
+from fleet_msgs.msg import Frame
 for message in (RowChunk(), Open.Request(), Frame()):
     serialize_message(message)
 rclpy.init()

@@ -9,6 +9,7 @@ Afterwards the environment is used like /opt/ros/jazzy: `source .venv/setup.bash
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -73,6 +74,20 @@ def set_include_paths() -> None:
             path.write_text(new)
 
 
+def forget_removed_messages(base: Path) -> None:
+    """Let a package of messages be built anew if one of its definitions is gone.
+
+    CMake leaves what it has built of such a definition, and then no message of the package loads.
+    """
+    for package in (ROOT / 'ros2_ws' / 'src').glob('*_msgs'):
+        built = base / package.name / 'rosidl_adapter' / package.name
+        if any(not (package / file.relative_to(built)).with_suffix(
+                {'msg': '.msg', 'srv': '.srv'}[file.parent.name]).exists()
+               for file in built.glob('*/*.idl')):
+            shutil.rmtree(base / package.name)
+            shutil.rmtree(SITE / package.name, ignore_errors=True)
+
+
 def build(*paths: str) -> None:
     """Build packages into the environment with colcon: those in ``paths``, or all of this suite.
 
@@ -86,6 +101,7 @@ def build(*paths: str) -> None:
     environment['PATH'] = os.pathsep.join([str(PREFIX / 'bin'), environment['PATH']])
     base = PREFIX / 'build'
     base.mkdir(exist_ok=True)
+    forget_removed_messages(base)
     with (base / 'colcon.log').open('w') as log:
         code = subprocess.run(
             ['colcon', '--log-base', str(base / 'log'), 'build', '--base-paths', *places,

@@ -10,7 +10,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['numpy', 'pillow', 'rosbags', 'safetensors', 'scikit-learn', 'torch>=2.4'],
+    install_requires=['numpy', 'rosbags', 'safetensors', 'scikit-learn', 'torch>=2.4'],
     extras_require={'bags': ['rosbags'], 'test': ['pytest', 'hypothesis', 'rosbags']},
     zip_safe=True,
     maintainer='The ROG founders',

@@ -64,6 +64,10 @@ class RecordError(FleetEnvError):
     """A run record (run.jsonl, summary.json) cannot be read or written."""
 
 
+class PictureError(FleetEnvError):
+    """An image (`fleet_env.pictures`) is invalid or cannot be decoded; the message names it."""
+
+
 class DurableError(FleetEnvError):
     """A save (`fleet_env.durable`) cannot be written, or every save is damaged."""
 

@@ -4,6 +4,7 @@
     models/1/version.json         what is known about it, see `Version`
     models/2/...
     models/latest                 a symbolic link to the newest version
+    models/pinned                 a link to the version that a person has chosen, if there is one
 
 A version is written to a temporary folder, flushed to the disk and renamed. So a crash leaves only
 whole versions, at whatever moment it comes. The module does not need PyTorch; `fleet_env.weights`
@@ -35,7 +36,7 @@ SCHEMA = 'rog-version/1'
 MODELS = 'models'                    # folder of the versions in a run's folder
 MODEL_FILE = 'model.safetensors'
 ABOUT_FILE = 'version.json'
-LATEST = 'latest'
+LATEST, PINNED = 'latest', 'pinned'
 KEEP = 3                             # number of newest versions that are kept by default
 _TEMPORARY = '.version-'             # beginning of the names of folders that are not whole
 _NUMBER = re.compile('[1-9][0-9]*')
@@ -71,7 +72,7 @@ class Version:
 
 
 class Versions:
-    """The versions in a folder ``models``; `write` keeps the newest ``keep`` and the best.
+    """The versions in a folder ``models``; `write` keeps the newest ``keep``, best and pinned.
 
     ``skipped`` lists the versions that the last call of `listed` could not read, with the reason.
     """
@@ -121,11 +122,39 @@ class Versions:
 
         If a crash has left no link, this is the newest version.
         """
-        numbers = self.numbers()
+        return self._named(LATEST) or max(self.numbers(), default=0)
+
+    def pinned(self) -> int:
+        """Return the number of the version that a person has chosen; 0: none."""
+        return self._named(PINNED)
+
+    def pin(self, number: int) -> None:
+        """Choose a version for all who follow the model; 0: the newest is theirs again.
+
+        :raises VersionError: there is no such version, or the choice cannot be written.
+        """
+        if number and number not in (numbers := self.numbers()):
+            raise VersionError(f'version must be one of {", ".join(map(str, numbers))}, got '
+                               f'{number}')
+        try:
+            if number:
+                self._point(number, PINNED)
+            else:
+                (self.folder / PINNED).unlink(missing_ok=True)
+                flush(self.folder)
+        except OSError as error:
+            raise VersionError(f'{self.folder / PINNED} cannot be written: {error.strerror}'
+                               ) from None
+
+    def offered(self) -> int:
+        """Return the number of the version that followers get: the chosen one, or the newest."""
+        return self.pinned() or self.latest()
+
+    def _named(self, link: str) -> int:
         with suppress(OSError, ValueError):
-            if (named := int(os.readlink(self.folder / LATEST))) in numbers:
+            if (named := int(os.readlink(self.folder / link))) in self.numbers():
                 return named
-        return max(numbers, default=0)
+        return 0
 
     def best(self) -> int:
         """Return the number of the version with the highest accuracy; 0 if none was measured.
@@ -179,24 +208,25 @@ class Versions:
             else:
                 left.unlink()
 
-    def _point(self, number: int) -> None:
-        """Let ``latest`` name a version, in one step.
+    def _point(self, number: int, name: str = LATEST) -> None:
+        """Let a link name a version, in one step.
 
-        On a disk without links there is none; then `latest` finds the newest version.
+        On a disk without links there is no ``latest``; then `latest` finds the newest version.
         """
-        link = self.folder / f'{_TEMPORARY}{LATEST}'
+        link = self.folder / f'{_TEMPORARY}{name}'
         try:
             os.symlink(str(number), link)
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            if name == LATEST and error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 return
             raise
-        os.replace(link, self.folder / LATEST)
+        os.replace(link, self.folder / name)
         flush(self.folder)
 
     def _prune(self) -> None:
         numbers = self.numbers()
-        for number in {*numbers} - {*numbers[-self.keep:], self.best(), self.latest()}:
+        for number in {*numbers} - {*numbers[-self.keep:], self.best(), self.latest(),
+                                          self.pinned()}:
             # Rename it first, so that a crash leaves no half of a version. If it cannot be deleted,
             # it stays; the new version is complete.
             with suppress(OSError):
@@ -212,15 +242,22 @@ def read_about(folder: Path) -> Version:
     """
     path = folder / ABOUT_FILE
     try:
-        data = json.loads(read_file(path))
-        if not isinstance(data, dict):
-            raise ValueError('it must be an object')
-        if data.get('schema') != SCHEMA:
-            raise ValueError(f'its schema must be {SCHEMA}, got {data.get("schema")!r}')
-        return Version(**{name: _value(data, name, kind)
-                          for name, kind in typing.get_type_hints(Version).items()})
+        return version_from(json.loads(read_file(path)))
     except (OSError, ValueError, RecursionError) as error:
         raise VersionError(f'{path} cannot be read: {why_unread(error, path)}') from error
+
+
+def version_from(data: Any) -> Version:
+    """Return the version that the content of a ``version.json`` describes.
+
+    :raises ValueError: it is not such a content, or of another schema.
+    """
+    if not isinstance(data, dict):
+        raise ValueError('it must be an object')
+    if data.get('schema') != SCHEMA:
+        raise ValueError(f'its schema must be {SCHEMA}, got {data.get("schema")!r}')
+    return Version(**{name: _value(data, name, kind)
+                      for name, kind in typing.get_type_hints(Version).items()})
 
 
 def _value(data: dict[str, Any], name: str, kind: type) -> Any:

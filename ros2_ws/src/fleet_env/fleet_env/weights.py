@@ -57,7 +57,7 @@ def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> Path:
     """
     file = find_model(place)
     state, of_server = _state_of(file)
-    _require_fit(model, state, file, of_server)
+    require_fit(model, state, file, of_server)
     try:
         model.load_state_dict(state)
     except Exception as error:   # a module of a user may load its state in its own way
@@ -98,8 +98,14 @@ def _state_of(file: Path) -> tuple[dict[str, Tensor], bool]:
     return mine, len(mine) < len(found)
 
 
-def _require_fit(model: nn.Module, state: dict[str, Tensor], file: Path, of_server: bool) -> None:
-    """Check names and shapes; add the other names of tied weights, which some files leave out."""
+def require_fit(model: nn.Module, state: dict[str, Tensor], file: Path | str, of_server: bool
+                ) -> None:
+    """Check names and shapes; add the other names of tied weights, which some files leave out.
+
+    ``file``: how an error names the state. ``of_server``: whether it is a server's checkpoint.
+
+    :raises WeightsError: the state does not fit the model; the message names the first tensor.
+    """
     mine = model.state_dict()
     at = {_memory(value): name for name, value in mine.items() if name in state}
     for name, value in mine.items():

@@ -2,7 +2,7 @@
 
 
 class PeerError(ValueError):
-    """The peer acknowledged something that cannot be true; nothing has changed."""
+    """The peer sent or acknowledged something that cannot be true; nothing has changed."""
 
 
 class SealError(ValueError):

@@ -79,6 +79,9 @@ class Observation(Numbers):
                                                         'image')
     limit: float = setting(1.0, 'time without a message after which the topic counts as stopped; '
                                 '0: one message is enough', 's', ge=0.0, le=600.0)
+    publishers: int = setting(1, 'how many publishers the topic may have, such as 2 for an arm and '
+                                 'its gripper; with more, the robot enters the safe state', ge=1,
+                              le=100)
 
     @property
     def is_image(self) -> bool:

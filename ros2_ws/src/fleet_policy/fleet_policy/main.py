@@ -15,7 +15,8 @@ PACKAGES = ('fleet_policy', 'lopinfer_node', 'rog_tasks')
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until it is stopped; the exit code is 0 for a clean end."""
-    return run(_build, _serve, args, PACKAGES, lambda given: look_before('policy', '/', given))
+    return run(_build, _serve, args, PACKAGES, lambda given: look_before('policy', '/', given),
+               'fleet_policy.parameters:PolicySettings')
 
 
 def _build() -> Any:

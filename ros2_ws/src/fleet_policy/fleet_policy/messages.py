@@ -98,21 +98,13 @@ def _is_trajectory(kind: Any) -> bool:
     return kind.__name__ == 'JointTrajectory'
 
 
-def numbers(message: Any, field: str, fields: Sequence[str], names: Sequence[str], size: int
-            ) -> NDArray[np.float32]:
+def numbers(message: Any, field: str, fields: Sequence[str], size: int) -> NDArray[np.float32]:
     """Return the numbers (n,) of a message.
 
-    They are in the order of ``names`` if ``names`` is not empty.
-
-    :raises MessageError: a joint is missing, the number of values is wrong, or a value is
-        not finite.
+    :raises MessageError: the number of values is wrong, or a value is not finite.
     """
-    if fields:
-        values = np.array([_get(message, path) for path in fields], np.float32)
-    else:
-        values = np.asarray(_get(message, field), np.float32)
-        if names:
-            values = _by_name(message, values, names)
+    values = np.array([_get(message, path) for path in fields], np.float32) if fields \
+        else np.asarray(_get(message, field), np.float32)
     if values.shape != (size,):
         raise MessageError(f'must have {size} numbers, got {values.size}')
     if not np.isfinite(values).all():
@@ -121,16 +113,31 @@ def numbers(message: Any, field: str, fields: Sequence[str], names: Sequence[str
     return values
 
 
-def _by_name(message: Any, values: NDArray[np.float32], names: Sequence[str]
-             ) -> NDArray[np.float32]:
-    field = next(name for name in _NAMES if hasattr(message, name))
-    there = list(getattr(message, field))
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise MessageError(f'has no joint {missing[0]!r}; it has {", ".join(there[:20]) or "none"}')
-    if len(there) != len(values):
+def joints_of(message: Any) -> list[str]:
+    """Return the names of the joints in a message, in its order."""
+    return list(getattr(message, next(name for name in _NAMES if hasattr(message, name))))
+
+
+def by_name(message: Any, field: str, names: Sequence[str]) -> dict[str, np.float32]:
+    """Return the numbers of those of the joints ``names`` that a message has.
+
+    A message need not have all joints, and an empty list of numbers means that it has none.
+
+    :raises MessageError: names and numbers do not fit, a joint is there twice, or its number is
+        not finite.
+    """
+    there, values = joints_of(message), np.asarray(_get(message, field), np.float32)
+    wanted = [name for name in names if name in there] if len(values) else []
+    if wanted and len(there) != len(values):
         raise MessageError(f'has {len(there)} names and {len(values)} numbers')
-    return values[[there.index(name) for name in names]]
+    found = {}
+    for name in wanted:
+        if there.count(name) > 1:
+            raise MessageError(f'has the joint {name!r} {there.count(name)} times')
+        found[name] = values[there.index(name)]
+        if not np.isfinite(found[name]):
+            raise MessageError(f'must have finite numbers, got {found[name]} for joint {name!r}')
+    return found
 
 
 def _get(message: Any, path: str) -> Any:

@@ -17,6 +17,7 @@ from rclpy.node import Node
 
 from . import qos
 from .contract import Contract, Observation
+from .errors import PolicyError
 from .messages import TRAJECTORY, message_class, write
 from .policy import load_contract
 from .sources import made_up
@@ -25,7 +26,7 @@ FRAMES = 8   # number of different images, which are published in turn
 
 
 class RobotSettings(Settings):
-    """Settings of the mock robot.
+    """Settings of the mock robot, which stands for a robot of a policy.
 
     ``policy`` and ``contract`` mean the same as in the settings of the policy's node.
     """
@@ -47,6 +48,9 @@ class MockRobot(Node):
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:
         super().__init__('mock_robot', **options)
         settings = declare(self, RobotSettings)
+        if not (contract or settings.policy or settings.contract):
+            raise PolicyError("the parameter 'policy' must be package.module:Class, or 'contract' "
+                              'a file; --help names all parameters')
         self.contract = contract or load_contract(settings.policy, settings.contract)
         self.received: list[tuple[str, float, np.ndarray]] = []
         self.silent: set[str] = set()
@@ -56,9 +60,11 @@ class MockRobot(Node):
                         for name, entry in self.contract.observations.items() if entry.is_image}
         self._last: dict[str, np.ndarray] = {}
         self._count = 0
+        # One publisher for each topic, as on a robot, also if several entries read it.
         self._observations = {
-            name: self.create_publisher(message_class(entry.type), entry.topic, qos.OBSERVATION)
-            for name, entry in self.contract.observations.items()}
+            topic: self.create_publisher(message_class(kind), topic, qos.OBSERVATION)
+            for topic, kind in {entry.topic: entry.type for entry
+                                in self.contract.observations.values()}.items()}
         for name, action in self.contract.actions.items():
             self.create_subscription(message_class(action.type), action.topic,
                                      partial(self._on_action, name), qos.ACTION)
@@ -76,18 +82,23 @@ class MockRobot(Node):
 
     def _observe(self) -> None:
         self._count += 1
+        messages: dict[tuple[str, Any], Any] = {}
         for name, entry in self.contract.observations.items():
             if name not in self.silent:
-                self._observations[name].publish(self._message(name, entry))
+                # Positions and velocities of the same joints are in one message.
+                key = entry.topic, name if entry.is_image else entry.names
+                messages[key] = self._message(name, entry, messages.get(key))
+        for (topic, _), message in messages.items():
+            self._observations[topic].publish(message)
 
-    def _message(self, name: str, entry: Observation) -> Any:
+    def _message(self, name: str, entry: Observation, begun: Any) -> Any:
         if entry.is_image:
             message = self._frames[name][self._count % FRAMES]
         else:
             values = next((v for v in self._last.values() if len(v) == entry.count),
                           np.zeros(entry.count))
-            message = write(message_class(entry.type)(), entry.field, entry.fields, entry.names,
-                            values)
+            message = write(begun or message_class(entry.type)(), entry.field, entry.fields,
+                            entry.names, values)
         if hasattr(message, 'header'):
             message.header.stamp = self.get_clock().now().to_msg()
         return message
@@ -101,7 +112,8 @@ def _get(message: Any, path: str) -> Any:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the robot until it is stopped."""
-    return run(MockRobot, _serve, args, ('fleet_policy', 'rog_tasks'))
+    return run(MockRobot, _serve, args, ('fleet_policy', 'rog_tasks'),
+               settings=f'{__name__}:RobotSettings')
 
 
 def _serve(node: Any, interruption: Interruption) -> int:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
 from fleet_ros.own_gpu import own_environment, own_gpu
 from fleet_ros.parameters import declare
+from fleet_ros.publishers import publishers, several
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.runtime.planner import TablePlanner
@@ -29,13 +31,14 @@ from .core.machine import SAFE, STARVED, Command, PolicyMachine
 from .core.places import ROBOT, SERVER
 from .errors import DataFault, PolicyError
 from .messages import message_class
-from .observer import Observer, image
+from .observer import Observer
 from .own_gpu import OwnGpu
 from .parameters import PolicySettings
 from .policy import chunk_of, example, load_contract, load_policy
 from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # seconds between two statuses
+REASON_PERIOD = 1.0  # least seconds between two log lines with reasons for one safe state
 LOG_PERIOD = 10.0  # seconds between two log lines about stale actions, or about other publishers
 # Maximum time in seconds to wait until the commands for the safe state have arrived.
 LAST_WORDS = 1.0
@@ -72,8 +75,9 @@ class PolicyNode(ManagedNode):
         self.writer = Writer(self.contract)
         self.observer = Observer(self.contract, math.inf)
         self._said = self.machine.state, ''
-        self._bad: dict[str, str] = {}           # maps an entry to the fault of its last message
-        self._undecodable: set[str] = set()      # entries whose image could not be decoded
+        # Maps an entry to what is wrong with the publishers of its topic; see `_look`.
+        self._strangers: dict[str, tuple[str, str]] = {}
+        self._counted: list[int] = []            # numbers of these publishers
         self._shared: Any = None
         self._is_safe = False                    # whether the safe-state command has been sent
         self._arrived = self.create_guard_condition(self._on_answers)
@@ -91,8 +95,6 @@ class PolicyNode(ManagedNode):
         now = time.monotonic()
         self._is_safe = False
         self.machine.reset()
-        self._bad.clear()
-        self._undecodable.clear()
         self.observer = Observer(self.contract, now, self.settings.first)
         self._alarm.set(now)
         self.get_logger().info(f'{self.settings.policy} acts at {self.contract.rate:g} Hz')
@@ -162,7 +164,7 @@ class PolicyNode(ManagedNode):
                 warn('the robot computes on its CPU: it has no GPU, and in `rrto run` the device '
                      "cuda is the server's")
             return None
-        there = OwnGpu(model, device, own_environment(), warn)
+        there = OwnGpu(model, device, own_environment(), self.settings.patience, warn)
         self.held.callback(there.close)
         return there
 
@@ -195,9 +197,12 @@ class PolicyNode(ManagedNode):
         return place
 
     def _open_topics(self) -> None:
-        for name, entry in self.contract.observations.items():
-            self.create_subscription(message_class(entry.type), entry.topic,
-                                     partial(self._on_message, name), qos.OBSERVATION)
+        self._topic_of = {
+            name: self.create_subscription(message_class(entry.type), entry.topic,
+                                           partial(self._on_message, name),
+                                           qos.JOINTS if entry.names else qos.OBSERVATION
+                                           ).topic_name
+            for name, entry in self.contract.observations.items()}
         self._publishers_of = {
             name: self.create_publisher(message_class(entry.type), entry.topic, qos.ACTION)
             for name, entry in self.contract.actions.items()}
@@ -207,16 +212,9 @@ class PolicyNode(ManagedNode):
     # -- events ----------------------------------------------------------------------------------
 
     def _on_message(self, name: str, message: Any) -> None:
-        if not self.active:
-            return
-        try:
-            self.observer.take(name, message, time.monotonic())
-            if name in self._undecodable:   # only an image that can be decoded ends such a fault
-                image(name, self.contract.observations[name], message)
-                self._undecodable.discard(name)
-            self._bad.pop(name, None)
-        except DataFault as fault:
-            self._bad[name] = str(fault)
+        if self.active:
+            with suppress(DataFault):   # then `flaws` of the observer names it
+                self.observer.take(name, message, time.monotonic())
 
     def _on_computed(self, answer: Answer) -> None:
         self._answers.append(answer)
@@ -230,8 +228,7 @@ class PolicyNode(ManagedNode):
             if answer.fault:
                 self.machine.fault(answer.fault)
             elif answer.flaw is not None:
-                self._bad[answer.flaw.entry] = str(answer.flaw)
-                self._undecodable.add(answer.flaw.entry)
+                self.observer.refuse(answer.flaw)
                 self.machine.on_failure(answer.request, str(answer.flaw), now)
             elif answer.actions is None:
                 self.machine.on_failure(answer.request, answer.failure, now)
@@ -243,8 +240,12 @@ class PolicyNode(ManagedNode):
             return
         now = time.monotonic()
         self._on_answers()
+        if self._counted != (counted := [*map(self.count_publishers, self._topic_of.values())]):
+            self._counted = counted
+            self._look()
         for name, flaw in self.observer.flaws(now).items():
-            self.machine.sensor(name, self._bad.get(name, '') or flaw)
+            many, other = self._strangers.get(name, ('', ''))
+            self.machine.sensor(name, many or flaw and flaw + other)
         if math.isfinite(self.observer.observed):
             self.machine.on_observation(self.observer.observed)
         if self._shared is not None:
@@ -294,12 +295,35 @@ class PolicyNode(ManagedNode):
             return
         before, self._said = self._said[0], now
         if state == SAFE:
-            self.get_logger().error(f'safe state ({self.settings.safety}): {reason}')
+            text = f'safe state ({self.settings.safety}): {reason}'
+            if before != SAFE:
+                self.get_logger().error(text)
+            # A reason may change with each message.
+            elif not self.get_logger().error(text, throttle_duration_sec=REASON_PERIOD,
+                                             throttle_time_source_type=self._steady):
+                self._said = state, ''
         elif state == STARVED:
             self.get_logger().warning('starved: no action for now; '
                                       + '; '.join(self.machine.warnings))
         elif before in (SAFE, STARVED):
             self.get_logger().info(f'{state} again')
+
+    def _look(self) -> None:
+        """Look who publishes on the topics of the observations.
+
+        Several robots that publish on one absolute topic would move each other's arms. A publisher
+        of another type is not received; it explains why nothing comes.
+        """
+        self._strangers.clear()
+        for name, entry in self.contract.observations.items():
+            topic = self._topic_of[name]
+            many = several(self, topic, (entry.type,), entry.publishers)
+            other = ''.join(f'; {node} publishes it as {kind}, the contract has {entry.type}'
+                            for node, kind in publishers(self, topic) if kind != entry.type)
+            self._strangers[name] = many and (
+                f'observations.{name}: {many}, and its entry publishers is {entry.publishers}: use '
+                "a topic in the robot's namespace, or, if all are of this robot, raise publishers"
+                ), other
 
     def _other_commands(self) -> str:
         """Return a warning if other nodes also publish on a topic of the actions, otherwise ''."""
@@ -310,7 +334,10 @@ class PolicyNode(ManagedNode):
 
     def _report(self) -> None:
         name = self.get_fully_qualified_name()
-        others = self._other_commands() if self.active else ''
+        others = ''
+        if self.active:
+            self._look()
+            others = self._other_commands()
         if others:
             self.get_logger().warning(others, throttle_duration_sec=LOG_PERIOD,
                                       throttle_time_source_type=self._steady)

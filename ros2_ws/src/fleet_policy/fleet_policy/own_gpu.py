@@ -6,11 +6,16 @@ model and then inputs from the socket FD, sends outputs, and ends with the proce
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import select
 import signal
+import socket
+import struct
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -19,6 +24,7 @@ import torch
 from fleet_ros.own_gpu import end_process, start_process
 
 from .computing import Network, on_device
+from .core.places import KEPT, lost_after
 
 READY = 120.0   # maximum time in seconds for the start of the process with the model
 
@@ -31,29 +37,34 @@ class OwnGpu:
     :param model: the model, on the CPU; its outputs equal those of the process, to rounding.
     :param device: device of the process.
     :param environment: that of the process; 'cuda' must be this machine's GPU there.
+    :param patience: least time in seconds after which an answer counts as lost, see `lost_after`.
     :param warn: function that is told once why the process does not compute.
     """
 
     def __init__(self, model: torch.nn.Module, device: str, environment: dict[str, str],
-                 warn: Callable[[str], object]) -> None:
-        self._model, self._warn = model, warn
+                 patience: float, warn: Callable[[str], object]) -> None:
+        self._model, self._patience, self._warn = model, patience, warn
+        self._took: deque[float] = deque(maxlen=KEPT)   # seconds of the latest answers
         self._link, theirs = Pipe()
         with theirs:
             self._process = start_process(__name__, theirs.fileno(), device, environment)
         self.computes = True   # whether the process computes
         try:
             self._link.send_bytes(pickle.dumps(sys.path))   # where the model's classes are
-            self._link.send_bytes(pickle.dumps(model))
-            self._answer(READY)
+            if error := self._ask(model, READY)[1]:
+                raise OSError(error)
         except Exception as error:   # a model that cannot be pickled raises any error
             self._end(error)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """Return the model's output for CPU tensors, also on the CPU."""
         if self.computes:
+            # The first inference may compile, or load libraries.
+            limit = lost_after(max(self._took), self._patience) if self._took else READY
+            began = time.monotonic()
             try:
-                self._link.send_bytes(pickle.dumps(inputs))
-                output, error = self._answer()
+                output, error = self._ask(inputs, limit)
+                self._took.append(time.monotonic() - began)
             except (OSError, EOFError) as gone:
                 self._end(gone)
             else:
@@ -62,13 +73,22 @@ class OwnGpu:
                 return output
         return self._model(*inputs)
 
-    def _answer(self, limit: float | None = None) -> tuple[Any, str]:
-        if not self._link.poll(limit):
-            raise TimeoutError(f'it was not ready within {limit:g} s')
-        output, error = pickle.loads(self._link.recv_bytes())
-        if limit is not None and error:
-            raise OSError(error)
-        return output, error
+    def _ask(self, given: Any, limit: float) -> tuple[Any, str]:
+        """Return the answer, an output and an error; raise TimeoutError after ``limit`` seconds.
+
+        Neither sending nor receiving waits for ever for a process that is stopped midway.
+        """
+        bound = struct.pack('ll', *divmod(math.ceil(limit * 1e6), 10**6))   # a struct timeval
+        link = socket.socket(fileno=os.dup(self._link.fileno()))
+        with link:
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                link.setsockopt(socket.SOL_SOCKET, option, bound)
+        try:
+            self._link.send_bytes(pickle.dumps(given))
+            answer: tuple[Any, str] = pickle.loads(self._link.recv_bytes())
+        except BlockingIOError:
+            raise TimeoutError(f'it gave no answer within {limit:.1f} s') from None
+        return answer
 
     def _end(self, error: Exception) -> None:
         self.computes = False

@@ -6,6 +6,7 @@ seconds after its request in recorded time, however long the computation really 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ import torch
 from .contract import Contract
 from .core.chunks import Actions
 from .core.config import CoreSettings
-from .core.machine import ACT, PolicyMachine
+from .core.machine import ACT, STARVED, PolicyMachine
 from .core.places import ROBOT
+from .errors import DataFault
 from .observer import Observer, batch_of
 from .policy import Policy, chunk_of, inputs_of
 from .sources import Event
@@ -47,7 +49,9 @@ def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency:
            settings: CoreSettings | None = None) -> Replayed:
     """Pass events to a policy; return the actions executed at the contract's rate.
 
-    :raises DataFault: a message does not fit the contract.
+    A gap in the recording costs no time: its ticks, in which the robot only stands, are skipped.
+
+    :raises DataFault: a message does not fit the contract, or an observation is missing.
     """
     machine = PolicyMachine(contract.rate, contract.size, (ROBOT,), settings)
     machine.places[ROBOT].measured(latency)
@@ -58,7 +62,8 @@ def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency:
     ages: list[float] = []
     due: list[tuple[float, int, Actions]] = []
     start: float | None = None
-    tick = 0
+    tick = starved = 0
+    longest = max(entry.limit for entry in contract.observations.values())
 
     def tick_at(now: float) -> None:
         while due and due[0][0] <= now:
@@ -79,12 +84,23 @@ def replay(contract: Contract, policy: Policy, events: Iterable[Event], latency:
             with torch.no_grad():
                 due.append((now + latency, infer.request, chunk_of(policy, model(*inputs))))
 
+    last = 0.0   # time of the last message
     for seconds, name, message in events:
         start = seconds if start is None else start
         while tick / contract.rate < seconds - start - ROUNDING:
             tick_at(tick / contract.rate)
             tick += 1
-        observer.take(name, message, seconds - start)
+            # In a gap, once each topic has stopped and no action is left, nothing changes until
+            # the next message: skip these ticks.
+            if not due and machine.command.kind != ACT and not machine.left \
+                    and tick / contract.rate > last + longest:
+                behind = max(tick, math.ceil((seconds - start - ROUNDING) * contract.rate) - 1)
+                starved += (behind - tick) * (machine.state == STARVED)
+                tick = behind
+        last = seconds - start
+        observer.take(name, message, last)
     tick_at(tick / contract.rate)
+    if observer.missing:
+        raise DataFault(observer.missing)
     return Replayed(np.array(times), np.array(rows).reshape(len(rows), contract.size),
-                    np.array(ages), machine.counts['starved'], machine.reason)
+                    np.array(ages), machine.counts['starved'] + starved, machine.reason)

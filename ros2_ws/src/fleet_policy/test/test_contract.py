@@ -1,17 +1,20 @@
 """Tests of contracts: valid and invalid files, observations, and actions."""
 
 import copy
+import io
 import math
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 import yaml
+from fleet_env.pictures import decode, from_message
 from fleet_policy.actions import Writer
 from fleet_policy.contract import make_contract, read_contract
 from fleet_policy.core.machine import ACT, HOLD, NOTHING, STOP, Command
 from fleet_policy.errors import ContractError, DataFault
-from fleet_policy.observer import Observer, batch_of, blank
+from fleet_policy.observer import Observer, batch_of, blank, image
 from fleet_policy.sources import made_up
 from policies import CONTRACT
 from sensor_msgs.msg import CompressedImage, Image, JointState
@@ -112,8 +115,9 @@ def test_joints_are_sorted_by_name_and_given_in_the_unit_of_the_policy():
 
 
 @pytest.mark.parametrize('message, text', [
-    (joints([1.0, 2.0]), 'has 4 names and 2 numbers'), (joints([1.0], 'a'), "has no joint 'b'"),
-    (joints([1.0, math.nan, 2.0, 3.0]), 'must have finite numbers, got nan'),
+    (joints([1.0, 2.0]), 'has 4 names and 2 numbers'),
+    (joints([1.0, 2.0, 3.0], 'aba'), "has the joint 'a' 2 times"),
+    (joints([1.0, math.nan, 2.0, 3.0]), "must have finite numbers, got nan for joint 'a'"),
     (Image(height=24, width=32, encoding='rgb8', step=96, data=bytes(10)), 'do not fit 10 bytes'),
     (Image(height=24, width=32, encoding='yuv', step=96, data=bytes(2304)), "'yuv' is not one of")])
 def test_a_message_that_does_not_fit_is_a_fault_with_its_topic(message, text):
@@ -128,10 +132,10 @@ def test_images_are_scaled_and_their_channels_ordered():
     entry = make_contract(CONTRACT).observations['top']
     pixels = np.zeros((48, 64, 3), np.uint8)
     pixels[..., 0] = 200
-    image = Image(height=48, width=64, encoding='rgb8', step=192, data=pixels.tobytes())
+    message = Image(height=48, width=64, encoding='rgb8', step=192, data=pixels.tobytes())
     for encoding, red in (('rgb8', 0), ('bgr8', 2)):
         made = observer(observations__top__encoding=encoding)
-        made.take('top', image, 0.0)
+        made.take('top', message, 0.0)
         made.take('state', joints([0.0] * 4), 0.0)
         batch = seen(made)['top']
         assert batch.shape == entry.shape and batch.dtype.is_floating_point is False
@@ -149,12 +153,105 @@ def test_compressed_images_are_decoded_and_damaged_ones_are_faults():
         seen(made)
 
 
+@pytest.mark.parametrize('mode, form, orientation', [
+    ('P', 'PNG', 1), ('LA', 'PNG', 1), ('CMYK', 'JPEG', 1), ('RGB', 'JPEG', 3), ('RGB', 'JPEG', 6)])
+def test_a_policy_sees_a_compressed_image_as_training_does(mode, form, orientation):
+    pixels = np.zeros((24, 32, 3), np.uint8)
+    pixels[:12] = 200, 100, 50
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    out = io.BytesIO()
+    PIL.Image.fromarray(pixels).convert(mode).save(out, form, exif=exif.tobytes())
+    message = CompressedImage(format=form.lower(), data=out.getvalue())
+    entry = make_contract(changed(
+        observations__top__type='sensor_msgs/msg/CompressedImage')).observations['top']
+    found = image('top', entry, message)[0].numpy()
+    np.testing.assert_array_equal(found, decode(from_message(message, 'x'), (24, 32), 3))
+    light = {1: found[:, :10], 3: found[:, -10:], 6: found[:, :, -13:]}[orientation]
+    grey = np.array([200 * .299 + 100 * .587 + 50 * .114] * 3)
+    np.testing.assert_allclose(light.mean((1, 2)), grey if mode == 'LA' else (200, 100, 50),
+                               atol=12)
+
+
+def test_an_image_that_cannot_be_decoded_counts_until_one_can_be_decoded():
+    made = observer(observations__top__type='sensor_msgs/msg/CompressedImage')
+    made.refuse(DataFault('from before', 'top'))
+    assert made.flaws(1.0)['top'] == ''
+    good = made_up(made._contract.observations['top'], np.random.default_rng(0))
+    bad = CompressedImage(format='jpeg', data=b'nothing')
+    made.take('top', bad, 1.0)
+    made.refuse(DataFault('cannot be decoded', 'top'))
+    with pytest.raises(DataFault):
+        made.take('top', bad, 1.1)
+    assert 'cannot be decoded' in made.flaws(1.1)['top']
+    made.take('top', good, 1.2)
+    assert made.flaws(1.2)['top'] == ''
+
+
 def test_the_time_of_an_observation_is_that_of_its_oldest_part():
     made = observer()
     made.take('state', joints([0.0] * 4), 1.0)
     assert made.observed == -math.inf
     made.take('top', made_up(made._contract.observations['top'], np.random.default_rng(0)), 3.0)
     assert made.observed == 1.0
+
+
+def test_joints_may_come_in_several_messages_each_with_its_own_age():
+    made = observer(observations__top=None)
+    made.take('state', joints([1.0, 2.0], 'ab'), 1.0)
+    made.take('state', joints([9.0, math.nan], ['wheel', 'other']), 1.1)
+    assert made.observed == -math.inf and made.flaws(10.0) != {'state': ''}
+    made.take('state', joints([3.0], 'c'), 1.5)
+    made.take('state', JointState(name=['a', 'b'], velocity=[5.0, 5.0]), 1.6)   # no positions
+    assert seen(made)['state'].tolist() == [[1.0, 2.0, 3.0]] and made.observed == 1.0
+    for now in (1.9, 2.6, 3.3):
+        made.take('state', joints([now, 2.0], 'ab'), now)
+    assert seen(made)['state'][0, 1:].tolist() == [2.0, 3.0] and made.observed == 1.5
+    assert made.flaws(3.4)['state'] == ("observations.state: joint_states with joint 'c' has "
+                                        'stopped, no message for more than 1 s')
+    made.take('state', joints([3.0], 'c'), 3.5)
+    made.take('state', joints([3.0], 'c'), 3.6)
+    assert made.flaws(3.6)['state'] == ''
+
+
+def test_a_joint_that_no_message_has_is_named_with_those_that_are_there():
+    made = observer(observations__top=None, observations__state__limit=0.0)
+    made.take('state', joints([1.0, 2.0], 'ax'), 1.0)
+    assert made.flaws(9.0)['state'] == ''
+    for now in (11.0, 12.0):
+        assert made.flaws(now)['state'].startswith(
+            "observations.state: no message on joint_states has position of joints 'b', 'c' (its "
+            'joints are a, x) for 10 s')
+
+
+def test_the_fault_of_a_joint_stays_until_that_joint_is_well_and_the_newest_fault_counts():
+    made = observer(observations__top=None)
+    made.take('state', joints([0.0] * 3, 'abc'), 1.0)
+    for now, bad in ((1.1, math.nan), (1.2, math.inf)):
+        with pytest.raises(DataFault):
+            made.take('state', joints([bad], 'c'), now)
+        made.take('state', joints([0.0] * 2, 'ab'), now)
+        assert f"got {bad} for joint 'c'" in made.flaws(now)['state']
+    made.take('state', joints([4.0], 'c'), 1.3)
+    assert made.flaws(1.3)['state'] == '' and seen(made)['state'][0, 2] == 4.0
+
+
+def test_a_topic_slower_than_its_limit_is_named_once_with_its_rate():
+    made = observer(observations__top=None)
+    said = []
+    for tick in range(100):
+        now = tick / 10
+        if tick % 15 == 0:
+            made.take('state', joints([0.0] * 4), now)
+        if not said or said[-1] != made.flaws(now)['state']:
+            said.append(made.flaws(now)['state'])
+    assert said == ['', 'observations.state: joint_states has stopped, no message for more than '
+                    '1 s', 'observations.state: joint_states comes every 1.50 s (0.67 Hz), and its '
+                    'limit is 1 s: raise limit, or publish faster']
+    assert 'has stopped' in made.flaws(now + 5.0)['state']
+    for later in (5.0, 5.5):
+        made.take('state', joints([0.0] * 4), now + later)
+    assert made.flaws(now + 5.5)['state'] == ''
 
 
 def test_topics_that_are_missing_or_stop_are_named():

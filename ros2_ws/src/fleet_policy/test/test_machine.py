@@ -173,6 +173,8 @@ def test_a_sensor_that_stops_ends_in_the_safe_state_until_it_is_back():
     made.run(2)
     assert made.ended_safe and 'camera_top' in made.machine.reason
     assert made.executed[-1][2].kind == HOLD
+    made.machine.sensor('top', 'encoding of camera_top')
+    assert made.machine.reason == 'encoding of camera_top'   # the newest
     made.machine.sensor('top', '')
     made.run(5)
     assert made.executed[-1][2].kind == ACT and made.machine.reason == ''

@@ -25,7 +25,7 @@ def start():
     made, said = [], []
 
     def make(model, device='cpu'):
-        made.append(OwnGpu(model.eval(), device, dict(os.environ), said.append))
+        made.append(OwnGpu(model.eval(), device, dict(os.environ), 1.0, said.append))
         return made[0], said
     yield make
     for one in made:
@@ -49,6 +49,18 @@ def test_the_process_computes_until_it_ends_and_then_this_one(start):
     close(network, model)
     assert not network.computes and len(said) == 1
     assert 'the process for its GPU has failed' in said[0]
+
+
+@pytest.mark.parametrize('pixels', [24, 2400])   # the second does not fit the socket's buffer
+def test_a_process_that_is_stopped_is_given_up_and_this_one_computes(start, pixels):
+    model = Picky().eval()
+    network, said = start(model)
+    close(network, model)
+    os.kill(network._process.pid, signal.SIGSTOP)
+    inputs = torch.zeros(1, 3, pixels, 320, dtype=torch.uint8), INPUTS[1]
+    with torch.no_grad():
+        torch.testing.assert_close(network(*inputs), model(*inputs))
+    assert not network.computes and 'it gave no answer within' in said[0]
 
 
 def test_a_device_that_does_not_exist_leaves_the_model_here(start):

@@ -161,3 +161,29 @@ def test_a_folder_without_a_policy_of_lerobot_is_refused(tmp_path):
     if importlib.util.find_spec('lerobot') is None:
         with pytest.raises(PolicyError, match='needs lerobot 0.4 or newer'):
             LeRobotPolicy(str(tmp_path), CONTRACT_OF)
+
+
+@pytest.mark.parametrize('limit', [0.0, 1.0])
+def test_a_gap_in_a_recording_is_skipped_and_what_follows_is_the_same(limit):
+    contract = make_contract({**CONTRACT, 'observations': {
+        name: {**entry, 'limit': limit} for name, entry in CONTRACT['observations'].items()}})
+
+    def after(gap):
+        events = [(seconds + gap * (seconds >= 2.0), name, message)
+                  for seconds, name, message in generated(contract, 4.0)]
+        return replay(contract, Small(), events)
+    torch.set_num_threads(1)
+    short, long = after(10.0), after(1e7)
+    np.testing.assert_array_equal(short.actions, long.actions)
+    np.testing.assert_allclose(short.ages, long.ages, atol=1e-6)
+    more = round((1e7 - 10.0) * contract.rate)   # ticks; with limit 0 each of them starves
+    assert long.starved - short.starved == (0 if limit else more)
+
+
+def test_a_recording_without_a_joint_is_refused_with_the_joints_that_it_has():
+    events = [(seconds, name, message) for seconds, name, message in generated(CONTRACT_OF, 1.0)]
+    for _, name, message in events:
+        if name == 'state':
+            message.name = ['a', 'b', 'd']
+    with pytest.raises(DataFault, match=r"has position of joint 'c' \(its joints are a, b, d\)"):
+        play(events)

@@ -29,6 +29,8 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64MultiArray
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 
@@ -206,6 +208,63 @@ def test_a_camera_that_stops_ends_in_the_safe_state_until_it_is_back(bench):
     made.robot.silent = set()
     made.until_acts()
     assert made.node.machine.reason == ''
+
+
+def test_a_second_publisher_of_an_observation_ends_in_the_safe_state_until_it_is_gone(bench):
+    made = bench()
+    made.until_acts()
+    other = made.add(Node('driver', namespace='/robot2', context=made.context))
+    other.create_publisher(JointState, '/robot1/joint_states', qos.OBSERVATION)
+    made.until_safe('/robot1/joint_states has 2 publishers (/robot1/mock_robot, /robot2/driver)')
+    made.executor.remove_node(other)
+    other.destroy_node()
+    made.until_acts()
+
+
+def test_arm_and_gripper_may_publish_on_one_topic_if_the_contract_says_so(bench, tmp_path):
+    content = {**CONTRACT, 'observations': {**CONTRACT['observations'], 'state': {
+        **CONTRACT['observations']['state'], 'publishers': 3}}}
+    path = tmp_path / 'contract.yaml'
+    path.write_text(yaml.safe_dump(content))
+    made = bench(content=content, contract=str(path))
+    made.robot.silent = {'state'}
+    drivers = made.add(Node('drivers', context=made.context))
+    arm, grip = (drivers.create_publisher(JointState, '/robot1/joint_states', 10)
+                 for _ in range(2))
+
+    def both():
+        arm.publish(JointState(name=['a', 'b'], position=[0.1, 0.2]))
+        grip.publish(JointState(name=['c'], position=[0.3]))
+    drivers.create_timer(0.05, both)
+    made.until_acts()
+    np.testing.assert_allclose(made.node.observer.newest()['state'], [0.1, 0.2, 0.3], rtol=1e-6)
+    executed = made.node.machine.counts['executed']
+    made.until(lambda: made.node.machine.counts['executed'] > executed + 40)
+    assert made.node.machine.counts['dropped'] == 0 and made.node.machine.state == 'running'
+
+
+def test_another_type_on_a_topic_is_named(bench):
+    made = bench(first=0.5)
+    made.robot.silent = {'state'}
+    context = Context()   # a participant of DDS has one type for each topic
+    rclpy.init(context=context, domain_id=int(os.environ['ROS_DOMAIN_ID']))
+    other = Node('driver', namespace='/robot1', context=context)
+    other.create_publisher(Float64MultiArray, 'joint_states', qos.OBSERVATION)
+    try:
+        made.until_safe('/robot1/driver publishes it as std_msgs/msg/Float64MultiArray, the '
+                        'contract has sensor_msgs/msg/JointState')
+    finally:
+        other.destroy_node()
+        context.try_shutdown()
+
+
+def test_the_newest_reason_for_the_safe_state_is_given(bench):
+    made = bench()
+    made.until_acts()
+    for encoding in ('yuv422', 'bayer_rggb8'):
+        for frame in made.robot._frames['top']:
+            frame.encoding = encoding
+        made.until_safe(f"encoding '{encoding}' is not one of")
 
 
 def test_a_topic_that_is_missing_is_named(bench):

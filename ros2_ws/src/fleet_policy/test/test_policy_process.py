@@ -20,6 +20,7 @@ from fleet_testing import Lines, environment, eventually, free_domain
 from policies import CONTRACT, Small
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
+from sensor_msgs.msg import JointState
 
 HERE = Path(__file__).parent
 
@@ -88,6 +89,18 @@ def test_a_wrong_contract_is_one_line_with_its_place(tmp_path, robot, process):
     code, said = process('policy:=policies:Small', f'contract:={path}').ended()
     assert code == 1 and 'Traceback' not in said
     assert f'{path}, line 3: observations.a.type' in said
+
+
+def test_the_mock_robot_runs_as_a_process_and_says_what_it_needs(robot, process):
+    code, said = process.any('fleet_policy.mock_robot').ended()
+    assert code == 1 and "the parameter 'policy' must be package.module:Class" in said
+    robot.silent = {*robot.contract.observations}   # so the messages are those of the process
+    names = []
+    robot.create_subscription(JointState, 'joint_states', lambda m: names.extend(m.name),
+                              qos.OBSERVATION)
+    process.any('fleet_policy.mock_robot', '--ros-args', '-r', '__ns:=/robot1', '-p',
+                'policy:=policies:Small')
+    eventually(lambda: names[:3] == ['a', 'b', 'c'], step=robot.step)
 
 
 @pytest.mark.long

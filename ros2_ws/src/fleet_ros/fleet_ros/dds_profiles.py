@@ -1,4 +1,4 @@
-"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/network.md has measurements."""
+"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/network.md says why each setting."""
 
 from __future__ import annotations
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -17,13 +20,17 @@ from rclpy.signals import SignalHandlerOptions
 
 from .ending import Interruption, end_with_launcher, ignore_signals, leave, limit_leaving
 from .environment import domain_of
+from .parameters import declared
 from .spinning import until_shut_down
 
 
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         arguments: Sequence[str] | None, packages: Collection[str],
-        before: Callable[[Sequence[str] | None], None] = lambda arguments: None) -> int:
+        before: Callable[[Sequence[str] | None], None] = lambda arguments: None,
+        settings: str = '') -> int:
     """Build a node, serve it, and return the exit code of the process.
+
+    With the argument `--help`, print the node's parameters instead.
 
     An error whose class is from ``packages``, rclpy, fleet_ros or fleet_env is the user's
     fault. Such an error is printed as one line, without a traceback.
@@ -36,13 +43,27 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         compute (`leave`).
     :param before: function that is called with ``arguments`` before the process joins DDS.
         It may raise an error.
+    :param settings: class of the node's settings, as ``package.module:Class``.
     """
     if arguments is None:
         use_utf8()
+    given = sys.argv[1:] if arguments is None else arguments
+    if {'-h', '--help'} & set(takewhile('--ros-args'.__ne__, given)):
+        print(_help(settings))
+        return 0
     code = _run(build, serve, arguments, packages, before)
     if arguments is None:
         leave(code)
     return code
+
+
+def _help(settings: str) -> str:
+    module, _, name = settings.partition(':')
+    model = getattr(importlib.import_module(module), name)
+    return '\n'.join([
+        f'usage: {Path(sys.argv[0]).name} --ros-args -r __ns:=/NAMESPACE -p PARAMETER:=VALUE ...',
+        '', (model.__doc__ or '').strip().splitlines()[0], '',
+        *(f'  {knob.name}: {knob.help}' for knob in declared(model))])
 
 
 def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],

@@ -14,3 +14,9 @@ STATUS = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
 HEARTBEAT = QoSProfile(depth=1, history=HistoryPolicy.KEEP_LAST,
                        reliability=ReliabilityPolicy.BEST_EFFORT,
                        durability=DurabilityPolicy.VOLATILE)
+
+# For the packets of a `fleet_link.stream.Stream`: best effort, because the stream sends again what
+# is lost. The queue is deep enough for `stream.WINDOW` frames that arrive while a callback runs.
+STREAM = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
+                    reliability=ReliabilityPolicy.BEST_EFFORT,
+                    durability=DurabilityPolicy.VOLATILE)

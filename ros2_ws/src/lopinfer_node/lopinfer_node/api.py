@@ -19,6 +19,7 @@ from typing import Any
 import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
+from fleet_models import FollowOptions
 from fleet_ros.exposure import team_key
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
@@ -28,6 +29,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
 from .errors import ModelError
+from .followed import FollowedModel
 from .model.precision import Precision
 from .model.snapshot import Snapshot
 from .model.state import every_hook
@@ -196,6 +198,11 @@ class OffloadedModel:
         self._client, self._ended = None, 'this process was forked after the model was shared'
 
     @property
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the example inputs of the first trace, (args, kwargs); None before it."""
+        return self._example
+
+    @property
     def shared(self) -> bool:
         """Return whether a server is ready."""
         return self._client is not None and self._client.is_open
@@ -318,8 +325,8 @@ def _level_of_caller() -> int:
 
 @contextlib.contextmanager
 def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = None,
-            robot: str = '', options: ClientOptions | None = None
-            ) -> Iterator[OffloadedModel]:
+            robot: str = '', options: ClientOptions | None = None,
+            follow: str | FollowOptions = '') -> Iterator[OffloadedModel | FollowedModel]:
     """Share the inferences of ``model`` with the server while the context is open.
 
     :param server: namespace of the server, or of several, separated by commas: the fastest one
@@ -330,8 +337,19 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
         without a key `robot`. A second model of the same process gets `robot/model2`.
     :param options: all other options; if they are given, their ``server`` replaces the argument
         ``server``.
+    :param follow: namespace of a fleet, such as `/rog`, or `FollowOptions`: the model takes up what
+        the fleet learns, between two inferences; then ``model`` stays as it was given, and the
+        attribute `model` of the result is the present one.
     """
-    shared = OffloadedModel(model, robot, options or ClientOptions(TablePlanner(), server))
+    options = options or ClientOptions(TablePlanner(), server)
+    follow = FollowOptions(follow) if isinstance(follow, str) else follow
+    shared: OffloadedModel | FollowedModel
+    if follow.server:
+        shared = FollowedModel(model, lambda m: OffloadedModel(m, robot, options),
+                               lambda prepare: follow.follower(model, prepare, robot,
+                                                               options.access))
+    else:
+        shared = OffloadedModel(model, robot, options)
     try:
         if example is not None:
             several = isinstance(example, tuple) and not hasattr(example, '_fields')
@@ -349,7 +367,7 @@ def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[...,
     context `offload`. The context stays open until the program ends.
     """
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        opened: list[OffloadedModel] = []
+        opened: list[OffloadedModel | FollowedModel] = []
         opening = threading.Lock()
 
         @functools.wraps(function)

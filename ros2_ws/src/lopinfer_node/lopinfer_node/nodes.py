@@ -16,13 +16,15 @@ PACKAGES = ('lopinfer_node',)
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve models until the process is stopped; return the exit code, 0 for a clean end."""
     return run(_build_server, _serve, args, PACKAGES,
-               lambda given: look_before('lopinfer_server', '/', given))
+               lambda given: look_before('lopinfer_server', '/', given),
+               'lopinfer_node.parameters:ServerSettings')
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
     """Answer images with results until the process is stopped; return the exit code, 0 if clean."""
     return run(_build_client, _infer, args, PACKAGES,
-               lambda given: look_before('lopinfer_client', '/', given))
+               lambda given: look_before('lopinfer_client', '/', given),
+               'lopinfer_node.parameters:ClientSettings')
 
 
 def _build_server() -> Any:

@@ -833,6 +833,7 @@ def test_the_decorator_gives_the_function_the_shared_model():
 def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
     from lopinfer_msgs.msg import Result
     from lopinfer_node.qos import IMAGE, RESULT
+    from rcl_interfaces.msg import Log
     from sensor_msgs.msg import Image
     server = start(processes, 'server', directory=tmp_path)
     client = start(processes, 'client', model='runtime_models:small', height=32, width=40,
@@ -853,6 +854,11 @@ def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)
     eventually(lambda: any(r.offloaded for r in results), step=lambda: executor.spin_once(0.1))
+    logged = []
+    node.create_subscription(Log, '/rosout', lambda log: logged.append(log.msg), 10)
+    node.create_publisher(Image, 'image', IMAGE)   # as another robot's camera
+    eventually(lambda: any('/image has 2 publishers (/camera, /camera)' in m for m in logged),
+               lambda: str(logged), step=lambda: executor.spin_once(0.1))
     node.destroy_node()
     context.try_shutdown()
     for result in (results[0], results[-1]):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fleet_env.errors import VersionError
 from fleet_link.key import Key
 from fleet_link.seal import Answerer, Call
 from fleet_ros.sealing import serve
@@ -14,7 +15,7 @@ from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
 from rog_core.method_check import check_named
 from rog_core.methods import is_known
-from rog_msgs.srv import SaveCheckpoint, SetSync
+from rog_msgs.srv import PinModel, SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Control:
             answerer = Answerer(lambda _: control, node.machine.incarnation)
         for kind, name, on_call in ((SaveCheckpoint, 'save_checkpoint', self._on_save),
                                     (SetSync, 'set_sync', self._on_set_sync),
+                                    (PinModel, 'pin_model', self._on_pin),
                                     (StopRun, 'stop', self._on_stop)):
             serve(node, kind, name, on_call, answerer, self._note_refusal)
         node.add_on_set_parameters_callback(self._on_set_parameters)
@@ -60,7 +62,7 @@ class Control:
         if not response.message:
             try:
                 response.message, response.success = what(), True
-            except RogError as error:
+            except (RogError, VersionError) as error:
                 response.message = shown(error)
         if not response.success:
             self._note_refusal(f'refused a control call: {response.message}')
@@ -75,6 +77,9 @@ class Control:
 
     def _on_set_sync(self, request: Any, response: Any, call: Call | None) -> Any:
         return self._carry_out(response, call, lambda: self._set_sync(request.sync))
+
+    def _on_pin(self, request: Any, response: Any, call: Call | None) -> Any:
+        return self._carry_out(response, call, lambda: self._node.pin(request.number))
 
     def _set_sync(self, sync: str) -> str:
         self._changing = True

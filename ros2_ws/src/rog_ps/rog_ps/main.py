@@ -25,7 +25,8 @@ with importing():
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until the run is over or is stopped; return 0 if it ended without error."""
     return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_ps'),
-               lambda given: look_before('parameter_server', f'/{SERVER}', given))
+               lambda given: look_before('parameter_server', f'/{SERVER}', given),
+               'rog_ros.parameters:ServerSettings')
 
 
 def _build() -> Any:

@@ -68,10 +68,12 @@ class ModelVersions:
     :param machine: state machine of the server, whose model this is.
     :param contents: a model of ``task`` that nobody else uses.
     :param woken: function that the evaluating thread calls when `look` has something to do.
+    :param offer: called when `offered` has changed.
     """
 
     def __init__(self, settings: ServerSettings, files: RunFiles, machine: ServerMachine,
-                 task: Task, contents: Contents, woken: Callable[[], None]) -> None:
+                 task: Task, contents: Contents, woken: Callable[[], None],
+                 offer: Callable[[], None]) -> None:
         out = self._out = files.out
         self._store = Versions((out or Path()) / MODELS, settings.server.keep)
         self._about = {'run': out.absolute().name if out else '', 'fleet': settings.fleet,
@@ -79,7 +81,7 @@ class ModelVersions:
                        'measured_by': 'parameter server'}
         self._every, self._files = settings.server.checkpoint_every or math.inf, files
         self._machine = machine
-        self._task, self._contents, self._woken = task, contents, woken
+        self._task, self._contents, self._woken, self._offer = task, contents, woken, offer
         self._norm = 0.0                  # norm of the model of the last version; 0: none
         self._last: Snapshot | None = None    # the model of the last version
         self._waiting: Snapshot | None = None  # the final model, while another one is evaluated
@@ -90,6 +92,34 @@ class ModelVersions:
         # A thread writes a version with this lock, unless it learns that it must not any more.
         self._lock = threading.Lock()
         self._closed = False
+
+    def offered(self) -> tuple[Version, Path, bool] | None:
+        """Return the version that followers of the model get, its folder, and whether it is pinned.
+
+        None: there is none yet, or none is written.
+        """
+        if self._out is None or not (number := self._store.offered()):
+            return None
+        return self._store.read(number), self._store.path(number), self._store.pinned() == number
+
+    def pin(self, number: int) -> str:
+        """Choose a version for all followers: its number, 0 for the newest, -1 for the one before.
+
+        Returns what is offered now. Raises VersionError if there is no such version.
+        """
+        if self._out is None:
+            raise VersionError('this fleet writes no versions: give it an out directory')
+        if number < 0:
+            offered = self._store.offered()
+            earlier = [n for n in self._store.numbers() if n < offered]
+            if not earlier:
+                raise VersionError(f'there is no version before {offered}')
+            number = earlier[-1]
+        self._store.pin(number)
+        self._offer()
+        offered = self._store.offered()
+        return f'version {offered} is offered' + (', and stays until another choice' if number else
+                                                  ', the newest')
 
     @property
     def busy(self) -> bool:
@@ -225,3 +255,4 @@ class ModelVersions:
         files.note('model version', outcome.error)
         if outcome.version is not None:
             self._last = snapshot
+            self._offer()

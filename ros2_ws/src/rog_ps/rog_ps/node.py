@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from fleet_env.errors import VersionError
 from fleet_link.errors import SealError
+from fleet_models.errors import FollowError
+from fleet_models.offer import Offer
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device
 from fleet_ros.exposure import team_key
@@ -117,8 +120,10 @@ class ParameterServerNode(ManagedNode):
                          list(self._links), baseline)
         self._versions = ModelVersions(settings, self.files, self.machine, self.task,
                                        contents,
-                                       self.create_guard_condition(self._heartbeat).trigger)
+                                       self.create_guard_condition(self._heartbeat).trigger,
+                                       self._offer_model)
         self.held.callback(self._versions.close)
+        self._offer: Offer | None = None
         self._versions.begin(self._awake, baseline and baseline[1])
         self._presence = Presence(self.files, settings.heartbeat.limit, self.get_logger())
         self._ending = Ending(self.machine, self._presence, self.files, self._versions)
@@ -131,6 +136,10 @@ class ParameterServerNode(ManagedNode):
         self.peers = Peers(self, self._links, settings.link_epoch)
         Registration(self, self._links, self._key)
         Control(self, self._key)
+        self._offer = Offer(self, self._key,
+                            None if self._signature is None else self._signature.sign)
+        self.held.callback(self._offer.close)
+        self._offer_model()
         self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._alarm.close)
         self._above: ParentFleet | None = None  # connection to the parent fleet
@@ -384,6 +393,20 @@ class ParameterServerNode(ManagedNode):
         if self._above is not None:
             self._above.look()
         self._alarm.set(min(self.machine.deadline, self.peers.deadline))
+
+    def pin(self, number: int) -> str:
+        """Choose the version of the model that its followers get, see `ModelVersions.pin`."""
+        return self._versions.pin(number)
+
+    def _offer_model(self) -> None:
+        """Offer the followers of the model the version that is theirs now."""
+        if self._offer is None:
+            return
+        try:
+            if (offered := self._versions.offered()) is not None:
+                self._offer.announce(*offered)
+        except (VersionError, FollowError, OSError) as error:
+            self.get_logger().error(f'followers do not get the new version: {error}')
 
     def request_stop(self, reason: str) -> None:
         """End the run in an orderly way: send the final model to all robots, close the records."""

@@ -58,6 +58,7 @@ class Server:
 
     def __init__(self, out, resumed=False):
         self.task, self.log, self.woken = Task(), Log(), threading.Semaphore(0)
+        self.offers = []
         chosen = ServerSettings(
             out=str(out), resume=resumed, fleet='small', training={'task': 'a:B'},
             server={'checkpoint_every': 10.0})
@@ -71,7 +72,7 @@ class Server:
                          None if resumed else (math.nan, .25))
         self.versions = ModelVersions(chosen, self.files, self.machine, self.task,
                                       contents_of(model),
-                                      self.woken.release)
+                                      self.woken.release, lambda: self.offers.append(1))
         self.store = Versions(out / 'models')
 
     def train(self, iteration):
@@ -244,7 +245,7 @@ def test_without_a_folder_nothing_is_evaluated_or_written(tmp_path, monkeypatch)
     machine = SimpleNamespace(master=np.ones(8, np.float32), iteration=3, stopping=False,
                               method=SimpleNamespace(spec=SimpleNamespace(text='bsp')))
     versions = ModelVersions(settings, RunFiles(settings, lambda: 0.0, Log()), machine, task,
-                             contents_of(task.model()), lambda: None)
+                             contents_of(task.model()), lambda: None, lambda: None)
     versions.begin(0.0, .5)
     versions.look(100.0)
     versions.finish()

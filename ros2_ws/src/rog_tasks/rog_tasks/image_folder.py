@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fleet_env.errors import PictureError
+from fleet_env.pictures import decode
 from numpy.typing import NDArray
 
 from rog_tasks.cache import Progress, Tensors, cached, digest
 from rog_tasks.errors import DataError, some
 from rog_tasks.image_data import ImageData
 from rog_tasks.sources.files import ARCHIVES, Files
-from rog_tasks.sources.pictures import decode
 
 _VERSION = '2'  # version of the cached content
 
@@ -100,7 +101,10 @@ def _decoded(part: str, files: Files, classes: list[str], size: int) -> Tensors:
     pixels: NDArray[np.uint8] = np.empty((len(files.names), 3, size, size), np.uint8)
     files.hold(files.names)
     for index, name in enumerate(files.names):
-        pixels[index] = decode(files.read(name), size, 3)
+        try:
+            pixels[index] = decode(files.read(name), (size, size), 3)
+        except PictureError as error:
+            raise DataError(str(error)) from error
         progress.step()
     labels = [numbers[files.class_of(name)] for name in files.names]
     return {f'{part}_images': torch.from_numpy(pixels), f'{part}_labels': torch.tensor(labels)}

@@ -5,12 +5,12 @@ Each image gets the label that is nearest in time.
 
 import numpy as np
 import pytest
+from fleet_env.pictures import Picture
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from rog_tasks.errors import TaskError
 from rog_tasks.sources.frames import UNKNOWN, Frame, Frames
-from rog_tasks.sources.pictures import Picture
 
 MEMORY = 10_000
 

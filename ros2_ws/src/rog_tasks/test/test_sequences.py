@@ -117,6 +117,17 @@ def test_a_recording_is_read_and_reduced(kind, root):
         assert torch.allclose(frames.truth.positions[number], expected[:3, 3], atol=1e-5)
 
 
+@pytest.mark.parametrize('mode', ['P', 'CMYK', 'RGBA'])
+def test_colours_are_the_same_in_every_mode_of_an_image_file(tmp_path, mode):
+    root = recorded(tmp_path, 'replica')
+    for number in range(COUNT):
+        file = image_file(root, 'replica', number)
+        Image.new('RGB', SIZE, (255, 0, 0)).convert(mode).save(
+            file, 'JPEG' if mode == 'CMYK' else 'PNG')
+    colours = read('replica', root).colours
+    assert colours[..., 0].min() > .98 and colours[..., 1:].max() < .02
+
+
 def test_a_reduced_camera_sees_the_same_directions(kind, root):
     whole, half = read(kind, root, width=32).camera.rays(), read(kind, root).camera.rays()
     four = whole.view(12, 2, 16, 2, 3).mean((1, 3)).reshape(-1, 3)

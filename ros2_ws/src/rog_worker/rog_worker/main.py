@@ -21,7 +21,8 @@ LINGER = 1.0
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until the run is over; return 0 if it ended without error."""
     return run(_build, _serve, args, ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker'),
-               lambda given: look_before('worker', '/', given))
+               lambda given: look_before('worker', '/', given),
+               'rog_ros.parameters:WorkerSettings')
 
 
 def _build() -> Any:

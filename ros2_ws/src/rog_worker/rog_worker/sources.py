@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from fleet_ros.publishers import several
 from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from rog_tasks.sources import CameraSource, Report, Source
@@ -49,10 +51,22 @@ class Watch:
                 source.hint('; '.join(filter(None, (
                     self._subscribe(source, source.image_topic, IMAGES, source.on_image, there),
                     self._subscribe(source, source.label_topic, LABELS, source.on_label, there)))))
-        reports = [source.report() for source in self._sources]
+        reports = [self._report(source) for source in self._sources]
         for report in reports:
             self._say(report)
         return [self._status(report) for report in reports]
+
+    def _report(self, source: Source) -> Report:
+        """Return the report of a source, with a warning if several publishers share its topics."""
+        report = source.report()
+        many = [several(self._node, self._node.resolve_topic_name(topic), (*IMAGES, *LABELS))
+                for other, topic in sorted(self._subscribed, key=lambda pair: pair[1])
+                if other is source]
+        if not any(many):
+            return report
+        warning = '; '.join([report.message, *filter(None, many), 'is one of another robot?'])
+        return replace(report, message=warning,
+                       level='warn' if report.level == 'ok' else report.level)
 
     def _has_all(self, source: CameraSource) -> bool:
         wanted = {source.image_topic, source.label_topic} - {''}

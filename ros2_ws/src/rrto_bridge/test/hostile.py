@@ -19,18 +19,21 @@ import time
 
 import rclpy
 import torch
+from fleet_link.errors import PeerError
+from fleet_link.stream import Frame, Receiver, Sender
+from fleet_msgs import msg
+from fleet_ros.frames import ack_of, frame_of
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
 from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.convert import ack_of, frame_of, to_ros
-from rrto_bridge.protocol.errors import Refused, RrtoError
+from rrto_bridge.protocol.convert import to_ros
+from rrto_bridge.protocol.errors import Refused
 from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
 from rrto_bridge.protocol.operators import resolve
 from rrto_bridge.protocol.record import Meta, Ref, Special
-from rrto_bridge.protocol.stream import Frame, Receiver, Sender
 from rrto_bridge.protocol.tensors import DEVICE, contiguous, pack
 from rrto_bridge.protocol.wire import decode, encode
-from rrto_msgs import msg, srv
+from rrto_msgs import srv
 
 PATIENCE = 60.0    # maximum time in seconds of each wait
 # Number of random float32 tensors. They have only four different shapes, so that one operator
@@ -169,9 +172,10 @@ class Session:
         self.replies, self.error = 0, ''
         base = f'/rrto/{server}/{program}/'
         self.up = node.create_publisher(msg.Frame, base + 'up', qos.STREAM)
-        self.acks = node.create_publisher(msg.Ack, base + 'down_ack', qos.STREAM)
+        self.acks = node.create_publisher(msg.FrameAck, base + 'down_ack', qos.STREAM)
         self.ends = [node.create_subscription(msg.Frame, base + 'down', self.on_frame, qos.STREAM),
-                     node.create_subscription(msg.Ack, base + 'up_ack', self.on_ack, qos.STREAM)]
+                     node.create_subscription(msg.FrameAck, base + 'up_ack', self.on_ack,
+                                              qos.STREAM)]
         client = node.create_client(srv.Open, f'/rrto/{server}/open')
         assert client.wait_for_service(PATIENCE)
         end = time.monotonic() + PATIENCE
@@ -203,7 +207,7 @@ class Session:
         with self.changed:
             try:
                 complete = self.receiver.take(frame_of(message), time.monotonic())
-            except RrtoError as error:
+            except PeerError as error:
                 self.error = self.error or str(error)
                 return
             self.replies += sum(len(decode(data)) == 3 for data in complete)
@@ -215,7 +219,7 @@ class Session:
         with self.changed:
             self.error = self.error or message.error
             # A flood is acknowledged, too, although the sender knows nothing of it.
-            with contextlib.suppress(RrtoError):
+            with contextlib.suppress(PeerError):
                 self.sender.on_ack(ack_of(message), time.monotonic())
             self.transmit()
             self.changed.notify_all()

@@ -1,7 +1,7 @@
 """Tests that programs with libraries from PyPI return the same bits on the device and the CPU.
 
 The models of these programs have random weights. Programs whose library is not installed are
-skipped; docs/rrto.md says what to install.
+skipped; docs/results/rrto.md says what to install.
 """
 
 import clients

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from fleet_msgs.msg import FrameAck
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT
 from processes import Domain, children
@@ -24,7 +25,7 @@ from rrto_bridge.protocol.messages import ENDED, PROTOCOL
 from rrto_bridge.server import shell, worker
 from rrto_bridge.server.parameters import ServerSettings
 from rrto_bridge.server.shared_status import SharedStatus
-from rrto_msgs import msg, srv
+from rrto_msgs import srv
 from spun_nodes import SpunNodes
 
 WHY = 'the server cannot start a process for the program: no process is left'
@@ -95,7 +96,7 @@ def open_session(nodes, node, server, program):
 def listen(node, server, program):
     """Return the list that receives the errors that the server sends to a program."""
     errors = []
-    node.create_subscription(msg.Ack, f'/rrto/{server}/{program}/up_ack',
+    node.create_subscription(FrameAck, f'/rrto/{server}/{program}/up_ack',
                              lambda ack: errors.append((ack.incarnation, ack.error)), qos.STREAM)
     return errors
 

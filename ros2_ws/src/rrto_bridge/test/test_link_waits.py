@@ -6,10 +6,10 @@ from collections import deque
 from queue import SimpleQueue
 
 import pytest
+from fleet_msgs.msg import FrameAck
 from rrto_bridge.client.shell import Link
 from rrto_bridge.protocol.errors import LinkError
 from rrto_bridge.protocol.messages import ENDED, SILENT
-from rrto_msgs import msg
 
 
 class Stop(Exception):
@@ -53,7 +53,7 @@ def test_a_suspended_program_is_told_another_reason_that_the_server_gives(link, 
     answers = []
     link._say_end = lambda: answers.append(1)
     for _ in range(2):   # the server repeats what it gets no answer to
-        link._on_ack(msg.Ack(incarnation=1, error=reason))
+        link._on_ack(FrameAck(incarnation=1, error=reason))
     assert len(answers) == 2
     with pytest.raises(LinkError, match=said):
         link.receive()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import rclpy
 from fleet_link.key import new_key, write_key
+from fleet_msgs.msg import Frame, FrameAck
 from fleet_ros.sealing import octets
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, eventually
@@ -31,7 +32,7 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
     total = (secret - {SECRET} + 2).sum().item()
 print(round(total), flush=True)
 '''
-TOPICS = {'up': msg.Frame, 'down': msg.Frame, 'up_ack': msg.Ack, 'down_ack': msg.Ack}
+TOPICS = {'up': Frame, 'down': Frame, 'up_ack': FrameAck, 'down_ack': FrameAck}
 
 
 @pytest.fixture
@@ -82,8 +83,8 @@ class Stranger:
             for message in list(messages)[-30:]:
                 for other in (message, *changed(message)):
                     self.publishers[name].publish(other)
-                if isinstance(message, msg.Ack):
-                    self.publishers[name].publish(msg.Ack(
+                if isinstance(message, FrameAck):
+                    self.publishers[name].publish(FrameAck(
                         incarnation=message.incarnation, error='the server has ended'))
 
     def everything(self):
@@ -101,7 +102,7 @@ def stranger_in(domain):
 
 
 def changed(message):
-    content = 'data' if isinstance(message, msg.Frame) else 'tag'
+    content = 'data' if isinstance(message, Frame) else 'tag'
     for field in ('packet', 'number'):
         other = deserialize_message(serialize_message(message), type(message))
         setattr(other, field, getattr(message, field) + 1)

@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 import torch
+from fleet_link.stream import FRAME, MOST_BYTES, WINDOW, Ack, Frame, Receiver, Sender
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.perform import Performer
@@ -14,7 +15,6 @@ from rrto_bridge.protocol.errors import RemoteError
 from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
 from rrto_bridge.protocol.names import graph_name, is_graph_name
 from rrto_bridge.protocol.record import Call, Meta, Ref
-from rrto_bridge.protocol.stream import FRAME, MOST_BYTES, WINDOW, Ack, Frame, Receiver, Sender
 from rrto_bridge.protocol.tensors import pack, unpack
 from rrto_bridge.server.machine import Begin, Ending, Kill, Leave, Limits, ServerMachine
 from rrto_bridge.server.session import QUEUE, QUEUED, End, SessionMachine

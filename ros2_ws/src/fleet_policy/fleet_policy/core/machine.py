@@ -161,7 +161,7 @@ class PolicyMachine:
         """
         if not flaw:
             self._sensors.pop(name, None)
-        elif name not in self._sensors:
+        else:
             self._sensors[name] = flaw
         if self._sensors:
             self._enter(FAULT)

@@ -18,6 +18,11 @@ LATER = 3.0
 FIRST_PENALTY, MOST_PENALTY = 0.25, 2.0
 
 
+def lost_after(longest: float, patience: float) -> float:
+    """Return the seconds after which an answer counts as lost; ``longest``: latest longest time."""
+    return max(patience, LATER * longest)
+
+
 class Place:
     """The requests that are under way at one place, and its latencies in seconds."""
 
@@ -101,7 +106,7 @@ class Place:
         """
         # Before the first answer the latency is unknown, and the place may still load or compile a
         # large model. So wait longer.
-        limit = max(patience, LATER * self.longest if self._latencies else 10 * patience)
+        limit = lost_after(self.longest, patience) if self._latencies else 10 * patience
         for request, sent in list(self._under_way.items()):
             if now - sent > limit:
                 self.failed(request, f'no answer for {now - sent:.1f} s', now)

@@ -7,21 +7,23 @@ import time
 from typing import Any
 
 import torch
+from fleet_env.errors import PictureError
+from fleet_env.pictures import decode, from_message
 from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
+from fleet_ros.publishers import several
 from fleet_ros.services import bound_parameters
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
 from sensor_msgs.msg import Image
 
 from .. import qos
-from ..errors import LopinferError
 from ..model.pictures import traced_of_images
 from ..model.precision import Precision
 from ..parameters import ClientSettings
 from ..runtime.planner import TablePlanner
 from .client_shell import ClientOptions
-from .images import image_tensor, result_message
+from .convert import result_message
 from .servers import Servers
 
 
@@ -54,7 +56,8 @@ class ClientNode(Node):
         self._there = threading.Condition()
         self._closing = False
         self._results = self.create_publisher(Result, 'lopinfer/result', qos.RESULT)
-        self.create_subscription(Image, 'image', self._on_image, qos.IMAGE)
+        self._topic = self.create_subscription(
+            Image, 'image', self._on_image, qos.IMAGE).topic_name
         self._thread = threading.Thread(target=self._run, name='inference', daemon=True)
         self._thread.start()
         self.get_logger().info(f'{s.model}: waiting for images')
@@ -69,6 +72,9 @@ class ClientNode(Node):
         super().destroy_node()
 
     def _on_image(self, image: Any) -> None:
+        if many := several(self, self._topic, ('sensor_msgs/msg/Image',)):
+            self.get_logger().warning(f'{many}: is one of them of another robot?',
+                                      throttle_duration_sec=10.0)
         with self._there:
             self._newest = image, time.monotonic()
             self._there.notify()
@@ -89,8 +95,8 @@ class ClientNode(Node):
 
     def _infer(self, image: Any, came: float) -> None:
         try:
-            x = image_tensor(image, self.size)
-        except LopinferError as error:
+            x = torch.from_numpy(decode(from_message(image, self._topic), self.size, 3))[None]
+        except PictureError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
         before = self.client.report.offloaded

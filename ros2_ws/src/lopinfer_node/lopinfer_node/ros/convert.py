@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from fleet_ros.channel import Topics
 from fleet_ros.sealing import octets
 from lopinfer_msgs import msg, srv
@@ -94,3 +96,13 @@ def plans_of(message: Any) -> PlansRequest:
     """Convert a request of the ROS service `SetPlans` to a `PlansRequest`."""
     return PlansRequest(message.client, message.incarnation, message.digest, bytes(message.bins),
                         np.array(message.own, np.int32))
+
+
+def result_message(outputs: Sequence[torch.Tensor], header: Any, latency: float, shared: bool
+                   ) -> Any:
+    """Return the ROS message of a model's outputs; all tensors are converted to float32."""
+    message = msg.Result(header=header, latency=latency, offloaded=shared)
+    message.outputs = [msg.Tensor(shape=array('I', t.shape),
+                                  values=array('f', t.float().contiguous().numpy().tobytes()))
+                       for t in (o.detach().cpu() for o in outputs)]
+    return message

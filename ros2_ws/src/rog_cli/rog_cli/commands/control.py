@@ -16,13 +16,14 @@ from fleet_ros.exposure import key_file
 from fleet_ros.network_options import add_network_options, join_network
 from fleet_ros.sealing import ServiceClient
 from rog_core.errors import RogError, shown
-from rog_msgs.srv import SaveCheckpoint, SetSync, Stop
+from rog_msgs.srv import PinModel, SaveCheckpoint, SetSync, Stop
 from rog_ros.parameters import SERVER
 
 from ..display.view import Monitor
 from .option_types import seconds
 
-SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync}
+SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync,
+                            'pin_model': PinModel}
 SILENT_SERVER = 'the parameter server does not answer'
 HELP = 'rog doctor checks the network'
 UNPROVED = ('; an answer was dropped that this key does not prove: somebody else offers its '
@@ -48,15 +49,21 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     sync.add_argument('method', metavar='METHOD', help='for example rsp:4')
     sync.set_defaults(call=lambda options: ('set_sync', {'sync': options.method}))
     for one in (stop, save, sync):
-        one.add_argument('--key', default='', metavar='FILE', help="the fleet's key, if it has one "
-                         '(default: FLEET_KEY)')
-        one.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
-                         help='seconds to wait for the server (default: %(default)s)')
-        add_network_options(one)
-    parser.set_defaults(run=_run)
+        add_options(one)
+    parser.set_defaults(run=run)
 
 
-def _run(options: argparse.Namespace) -> int:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a verb that calls a service of the server."""
+    parser.add_argument('--key', default='', metavar='FILE', help="the fleet's key, if it has one "
+                        '(default: FLEET_KEY)')
+    parser.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
+                        help='seconds to wait for the server (default: %(default)s)')
+    add_network_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Call the service that ``options.call`` names, and print the answer."""
     path = key_file(options.key)
     key = read_key(path) if path else None
     with Monitor(join_network(options, quiet=True).namespace, key) as monitor:
@@ -104,7 +111,7 @@ class Controls:
         ready = all(client.service_is_ready() for client in self._clients.values())
         return '' if ready else f'the services of the parameter server were not found; {HELP}'
 
-    def call(self, service: str, **values: str) -> Any:
+    def call(self, service: str, **values: Any) -> Any:
         """Call one of `SERVICES`; return the future of its answer, which :func:`answer` reads.
 
         If the fleet has a key, the future ignores every answer that is not sealed with this key, or

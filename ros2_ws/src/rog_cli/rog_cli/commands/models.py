@@ -1,4 +1,4 @@
-"""`rog models`: list the versions of the model that a run has learned, and export one of them."""
+"""`rog models`: the versions of the model that a run has learned: list, export, choose."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from fleet_env.versions import (
     newest_run,
 )
 
+from .control import add_options
+from .control import run as run_control
 from .option_types import place
 
 RUNS = Path('runs')
@@ -28,8 +30,8 @@ FORMATS = {'safetensors': ('.safetensors',), 'pt': ('.pt', '.pth'), 'torchscript
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('models', help='list the models that a run has learned, or export '
-                              'one of them')
+    parser = verbs.add_parser('models', help='list the models that a run has learned, export one, '
+                              'or choose what followers use')
     sub = parser.add_subparsers(dest='action', required=True, metavar='ACTION')
     listed = sub.add_parser('list', help='list the versions of the model of a run')
     listed.set_defaults(run=_list)
@@ -44,6 +46,18 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         "of the run's task (default: by the end of FILE: .safetensors, .pt or "
                         '.pth, .ts, .pt2)')
     export.set_defaults(run=_export)
+    pin = sub.add_parser('pin', help='let all who follow the model of a running fleet use this '
+                         'version, until another choice')
+    pin.add_argument('number', type=int, metavar='N', help='number of the version')
+    pin.set_defaults(call=lambda options: ('pin_model', {'number': options.number}))
+    unpin = sub.add_parser('unpin', help='let them use the newest version again')
+    unpin.set_defaults(call=lambda options: ('pin_model', {'number': 0}))
+    back = sub.add_parser('rollback', help='let them use the version before the one that is '
+                          'offered now')
+    back.set_defaults(call=lambda options: ('pin_model', {'number': -1}))
+    for one in (pin, unpin, back):
+        add_options(one)
+        one.set_defaults(run=run_control)
     for one in (listed, export):
         one.add_argument('directory', type=place, nargs='?', metavar='RUN',
                          help='folder of the run (default: the newest one in ./runs)')

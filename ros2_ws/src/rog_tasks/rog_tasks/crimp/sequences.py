@@ -8,14 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from fleet_env.errors import PictureError
+from fleet_env.pictures import LARGEST, Picture, decode, decode_depth
 from numpy.typing import NDArray
 
 from rog_tasks.crimp.frames import Camera, Frames, Poses
 from rog_tasks.errors import DataError
-from rog_tasks.sources.pictures import LARGEST, Picture, as_stored
 
 MOST = 20_000
 """Maximum number of frames of a recording."""
@@ -94,12 +96,10 @@ def open_sequence(kind: str, path: str, share: tuple[int, int], stride: int, wid
     depths = np.empty((len(frames), height * width), np.float32)
     colours = np.empty((len(frames), height * width, 3), np.float32)
     for index, frame in enumerate(frames):
-        depth, colour = _depth(frame.depth), _pixels(frame.colour)
+        depth, colour = _depth(frame.depth), _colour(frame.colour)
         if depth.shape != first.shape:
             raise DataError(f'{frame.depth} is {_size(depth)}, the first depth image of the '
                             f'recording is {_size(first)}; all must be alike')
-        if colour.ndim != 3 or colour.shape[2] < 3:
-            raise DataError(f'{frame.colour} is not a colour image')
         if layout.alike and colour.shape[:2] != depth.shape:
             raise DataError(f'{frame.depth} is {_size(depth)}, its image {frame.colour.name} '
                             f'{_size(colour)}; they must be alike')
@@ -153,7 +153,7 @@ def _looked_up(layout: Layout, camera: Camera, colour: NDArray[np.generic],
         away = np.where(metres > 0, metres, np.inf)
         y = (height / 2 + focal * (row - camera.cy) / camera.fy)[:, None]
         x = width / 2 + focal * ((column - camera.cx) / camera.fx - right / away)
-    found = colour[y.astype(int).clip(0, height - 1), x.astype(int).clip(0, width - 1), :3]
+    found = colour[y.astype(int).clip(0, height - 1), x.astype(int).clip(0, width - 1)]
     return found.astype(np.float32) / np.float32(255)
 
 
@@ -302,21 +302,24 @@ def _text(file: Path) -> str:
         raise DataError(f'{file} cannot be read: {error}') from error
 
 
-def _pixels(file: Path) -> NDArray[np.generic]:
+def _pixels(file: Path, decoder: Callable[[Picture], NDArray[Any]]) -> NDArray[Any]:
     try:
         size = file.stat().st_size
         if not 0 < size <= LARGEST:
             raise DataError(f'{file}: {size} bytes; an image has 1 to {LARGEST}')
-        return as_stored(Picture(str(file), file.read_bytes()))
+        return decoder(Picture(str(file), file.read_bytes()))
     except OSError as error:
         raise DataError(f'{file} cannot be read: {error}') from error
+    except PictureError as error:
+        raise DataError(str(error)) from error
 
 
-def _depth(file: Path) -> NDArray[np.generic]:
-    depth = _pixels(file)
-    if depth.ndim != 2 or depth.dtype.itemsize < 2:
-        raise DataError(f'{file} is not a depth image, a grey PNG of 16 bits')
-    return depth
+def _colour(file: Path) -> NDArray[np.uint8]:
+    return _pixels(file, lambda picture: decode(picture, None, 3)).transpose(1, 2, 0)
+
+
+def _depth(file: Path) -> NDArray[Any]:
+    return _pixels(file, decode_depth)
 
 
 def _size(pixels: NDArray[np.generic]) -> str:

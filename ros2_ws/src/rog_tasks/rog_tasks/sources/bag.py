@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fleet_env.errors import PictureError
+from fleet_env.pictures import LARGEST, from_message
+
 from rog_tasks.batches import Batch
 from rog_tasks.errors import DataError, TaskError
 from rog_tasks.sources.frames import Frames
-from rog_tasks.sources.pictures import LARGEST, from_message
 from rog_tasks.sources.source import Report, Source, Wanted
 from rog_tasks.sources.spec import Spec
 
@@ -234,7 +236,7 @@ class BagSource(Source):
     def _add(self, frames: Frames, path: str, time: float, message: Any) -> None:
         try:
             frames.add(time, from_message(message, f'{self._spec.topic} at {time:.3f} s in {path}'))
-        except DataError as error:
+        except PictureError as error:
             frames.refuse(time, str(error))
 
     def _keep(self, frames: Frames) -> None:

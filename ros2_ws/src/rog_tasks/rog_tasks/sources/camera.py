@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from fleet_env.errors import PictureError
+from fleet_env.pictures import from_message
 
 from rog_tasks.batches import Batch
-from rog_tasks.errors import DataError, SourceClosed, TaskError
+from rog_tasks.errors import SourceClosed, TaskError
 from rog_tasks.sources.frames import Frames
-from rog_tasks.sources.pictures import from_message
 from rog_tasks.sources.source import Report, Source, Wanted
 from rog_tasks.sources.spec import Spec
 
@@ -68,7 +69,7 @@ class CameraSource(Source):
             now = self._clock()
             try:
                 self._buffer.add(now, from_message(message, self.image_topic))
-            except DataError as error:
+            except PictureError as error:
                 self._buffer.refuse(now, str(error))
             self._changed.notify_all()
 

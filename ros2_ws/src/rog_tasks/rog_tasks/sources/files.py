@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from fleet_env.pictures import LARGEST, SUFFIXES, Picture
+
 from rog_tasks.errors import DataError
-from rog_tasks.sources.pictures import LARGEST, SUFFIXES, Picture
 
 ARCHIVES = ('.tar', '.tar.gz', '.tgz', '.zip')
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from fleet_env.pictures import Picture
 from numpy.typing import NDArray
 
 from rog_tasks.errors import TaskError, some
-from rog_tasks.sources.pictures import Picture
 
 LABELS = 4096
 """Maximum number of labels that are remembered; the newest labels replace the oldest."""

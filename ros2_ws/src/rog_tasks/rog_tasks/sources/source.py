@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_env.errors import PictureError
+from fleet_env.pictures import Picture, decode
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rog_tasks.batches import Batch
-from rog_tasks.errors import DataError, TaskError
+from rog_tasks.errors import TaskError
 from rog_tasks.sources.frames import UNKNOWN, Frames
 from rog_tasks.sources.labels import Sure, Teacher
-from rog_tasks.sources.pictures import Picture, decode
 from rog_tasks.sources.spec import Spec
 
 
@@ -148,6 +149,6 @@ class Source(ABC):
         If the picture cannot be decoded, return None and the reason.
         """
         try:
-            return decode(picture, self._wanted.size, self._wanted.channels), ''
-        except DataError as error:
+            return decode(picture, self._wanted.image[1:], self._wanted.channels), ''
+        except PictureError as error:
             return None, str(error)

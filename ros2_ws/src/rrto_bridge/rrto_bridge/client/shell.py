@@ -27,11 +27,15 @@ from typing import Any
 import rclpy
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import AccessConfig
+from fleet_link.errors import PeerError
 from fleet_link.seal import Caller, Session
+from fleet_link.stream import Ack, Frame, Stream
+from fleet_msgs.msg import Frame as Packet
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.environment import ros_home
 from fleet_ros.exposure import team_key
+from fleet_ros.frames import ack_of, frame_of
 from fleet_ros.middleware import other_middleware
 from fleet_ros.process import explained, is_users
 from fleet_ros.sealing import ServiceClient
@@ -43,12 +47,11 @@ from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
 
 from ..protocol import qos
-from ..protocol.convert import PROGRAM, ack_of, frame_of
+from ..protocol.convert import PROGRAM
 from ..protocol.discovery import LIMIT, find_server, servers
-from ..protocol.errors import ConfigError, LinkError, RrtoError
+from ..protocol.errors import ConfigError, LinkError
 from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, sending
 from ..protocol.names import MAX_NAME, graph_name
-from ..protocol.stream import Ack, Frame, Stream
 from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
@@ -379,7 +382,7 @@ class Link(Port):
             self._channel.flush()
 
     def _on_message(self, message: Any) -> None:
-        (self._on_frame if isinstance(message, msg.Frame) else self._on_ack)(message)
+        (self._on_frame if isinstance(message, Packet) else self._on_ack)(message)
 
     def _on_frame(self, message: Any) -> None:
         if message.incarnation != self._incarnation or self.lost:
@@ -388,7 +391,7 @@ class Link(Port):
             now = self._heard = time.monotonic()
             try:
                 messages = self.stream.take(frame_of(message), now)
-            except RrtoError as error:
+            except PeerError as error:
                 self._fail(str(error))
                 return
             for complete in messages:
@@ -412,7 +415,7 @@ class Link(Port):
                 return
             try:
                 self.stream.sender.on_ack(ack_of(message), now)
-            except RrtoError as error:
+            except PeerError as error:
                 self._fail(str(error))
                 return
             self._poll()

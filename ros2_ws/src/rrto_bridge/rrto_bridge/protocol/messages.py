@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .stream import Ack, Frame
+from fleet_link.stream import Ack, Frame
 
 PROTOCOL = 4
 # Reasons that the server gives to a program when it ends the session. ENDED: the server

@@ -13,7 +13,8 @@ from fleet_ros.process import run, spin_until
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve programs until stopped; return 0 for a clean end."""
     return run(_build_server, _serve, args, ('rrto_bridge',),
-               lambda given: look_before('rrto_server', '/', given))
+               lambda given: look_before('rrto_server', '/', given),
+               'rrto_bridge.server.parameters:ServerSettings')
 
 
 def _build_server() -> Any:

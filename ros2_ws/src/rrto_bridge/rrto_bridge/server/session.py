@@ -11,9 +11,10 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from ..protocol.errors import RrtoError
+from fleet_link.errors import PeerError
+from fleet_link.stream import WINDOW, Ack, Frame, Stream
+
 from ..protocol.messages import SILENT, SendAck, SendFrame, sending
-from ..protocol.stream import WINDOW, Ack, Frame, Stream
 from .machine import Limits
 
 # If more than QUEUE messages or QUEUED bytes wait for execution, the server does not raise the
@@ -64,7 +65,7 @@ class SessionMachine:
             for message in self._stream.take(frame, now):
                 self._messages.append(message)
                 self._queued += len(message)
-        except RrtoError as error:
+        except PeerError as error:
             return self.fail(str(error))
         except MemoryError:
             return self.fail('the server has no memory for the messages of this program')
@@ -89,7 +90,7 @@ class SessionMachine:
             return []
         try:
             self._stream.sender.on_ack(ack, now)
-        except RrtoError as wrong:
+        except PeerError as wrong:
             return self.fail(str(wrong))
         return self._send(now)
 

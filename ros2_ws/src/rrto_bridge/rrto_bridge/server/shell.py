@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from fleet_env.command import how_it_ended
 from fleet_link.seal import Answerer, Call, Session
+from fleet_msgs.msg import FrameAck
 from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import team_key
 from fleet_ros.sealing import seal, serve
@@ -158,8 +159,8 @@ class _Program:
         self.path = server.folder / program
         self.status = SharedStatus.make(self.path)
         self.acks = server.node.create_publisher(
-            msg.Ack, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
-        self.last: msg.Ack | None = None   # the last message to the program
+            FrameAck, f'/rrto/{server.name}/{program}/up_ack', qos.STREAM)
+        self.last: FrameAck | None = None   # the last message to the program
         self.told = 0            # how often `last` was sent
         self.at = -math.inf      # time at which `tell` must be called again
         self.spent = 0.0

@@ -20,21 +20,22 @@ from typing import Any, NoReturn
 import rclpy
 import torch
 from fleet_link.seal import Seal
+from fleet_msgs.msg import Frame
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with, limit_leaving
+from fleet_ros.frames import ack_of, frame_of
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
-from rrto_msgs import msg
 
 from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
 from ..execution.weights import Weights
 from ..protocol import qos
-from ..protocol.convert import SERVER, ack_of, frame_of
+from ..protocol.convert import SERVER
 from ..protocol.errors import RemoteError
 from ..protocol.messages import ENDED, SendAck
 from .parameters import ServerSettings
@@ -216,7 +217,7 @@ class _Worker:
     # -- events ----------------------------------------------------------------------------------
 
     def _on_message(self, message: Any) -> None:
-        (self._on_frame if isinstance(message, msg.Frame) else self._on_ack)(message)
+        (self._on_frame if isinstance(message, Frame) else self._on_ack)(message)
 
     def _on_frame(self, message: Any) -> None:
         with self._changed:

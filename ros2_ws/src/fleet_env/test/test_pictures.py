@@ -6,35 +6,47 @@ import zlib
 
 import numpy as np
 import pytest
+from fleet_env.errors import PictureError
+from fleet_env.pictures import (
+    ENCODINGS,
+    LARGEST,
+    Picture,
+    decode,
+    decode_depth,
+    from_message,
+)
 from PIL import Image
-from rog_tasks.errors import DataError
-from rog_tasks.sources.pictures import ENCODINGS, LARGEST, Picture, decode, from_message
 from sample_images import compressed, encoded, image, pixels
 
 
 @pytest.mark.parametrize('encoding', ENCODINGS)
 @pytest.mark.parametrize('padding', [0, 7])
-def test_every_encoding_shows_the_same_picture(encoding, padding):
-    rgb = pixels('red', 8, 8)
+@pytest.mark.parametrize('big', [0, 1])
+def test_every_encoding_shows_the_same_picture(encoding, padding, big):
+    rgb = pixels('red', 6, 8)
     grey = np.asarray(Image.fromarray(rgb).convert('L'))[..., None]
-    alpha = np.full((8, 8, 1), 9, np.uint8)
-    form = {'rgb8': rgb, 'bgr8': rgb[..., ::-1], 'mono8': grey,
-            'rgba8': np.concatenate((rgb, alpha), 2),
-            'bgra8': np.concatenate((rgb[..., ::-1], alpha), 2)}[encoding]
+    alpha = np.full((8, 6, 1), 9, np.uint8)
+    # 8UC3 and 8UC4 do not name their channels; OpenCV's order is blue, green, red.
+    channels = {'8UC1': 'mono', '8UC3': 'bgr', '8UC4': 'bgra'}.get(
+        encoding, encoding.rstrip('0123456789'))
+    form = grey if channels == 'mono' else rgb if channels.startswith('rgb') else rgb[..., ::-1]
+    form = np.concatenate((form, alpha), 2) if channels.endswith('a') else form
+    if encoding.endswith('16'):  # the lower 8 bits are noise
+        form = (form.astype(np.uint16) * 256 + 77).astype('>u2' if big else '<u2').view(np.uint8)
     rows = np.pad(form.reshape(8, -1), ((0, 0), (0, padding)))
-    message = image('red', width=8, height=8, encoding=encoding, step=rows.shape[1],
-                    data=rows.tobytes())
-    found = decode(from_message(message, 'x'), 8, 3)
-    wanted = np.repeat(grey, 3, 2) if encoding == 'mono8' else rgb
+    message = image('red', width=6, height=8, encoding=encoding, step=rows.shape[1],
+                    is_bigendian=big, data=rows.tobytes())
+    found = decode(from_message(message, 'x'), (8, 6), 3)
+    wanted = np.repeat(grey, 3, 2) if channels == 'mono' else rgb
     assert (found == wanted.transpose(2, 0, 1)).all()
-    assert (decode(from_message(message, 'x'), 8, 1) == grey.transpose(2, 0, 1)).all()
+    assert (decode(from_message(message, 'x'), (8, 6), 1) == grey.transpose(2, 0, 1)).all()
 
 
 @pytest.mark.parametrize('form', ['JPEG', 'PNG'])
 def test_a_compressed_image_is_decoded_and_scaled(form):
     message = compressed(encoded('blue', form, width=640, height=480))
-    found = decode(from_message(message, 'x'), 16, 3)
-    assert found.shape == (3, 16, 16) and found.dtype == np.uint8
+    found = decode(from_message(message, 'x'), (24, 16), 3)
+    assert found.shape == (3, 24, 16) and found.dtype == np.uint8
     assert np.abs(found.mean((1, 2)) - (20, 30, 220)).max() < 10
 
 
@@ -46,7 +58,7 @@ def test_a_compressed_image_is_decoded_and_scaled(form):
     ({'height': 11}, 'do not fit'), ({'height': 2**32 - 1, 'step': 2**32 - 1}, 'do not fit'),
     ({'data': b''}, 'got 0'), ({'data': bytes(LARGEST + 1)}, f'bytes, got {LARGEST + 1}')])
 def test_a_message_that_does_not_fit_itself_is_refused(changes, words):
-    with pytest.raises(DataError, match=words) as error:
+    with pytest.raises(PictureError, match=words) as error:
         from_message(image('red', **changes), '/camera')
     assert str(error.value).startswith('/camera: ') and len(str(error.value)) < 200
 
@@ -71,8 +83,8 @@ def bitmap():
     b'nothing', encoded('red')[:300], encoded('red', 'PNG')[:-30], bomb(30000, 30000),
     bomb(8000, 8200), bomb(8, 8), bitmap()])
 def test_damaged_files_bombs_and_other_formats_are_named(data):
-    with pytest.raises(DataError, match='^/camera: cannot be decoded'):
-        decode(from_message(compressed(data), '/camera'), 8, 3)
+    with pytest.raises(PictureError, match='^/camera: cannot be decoded'):
+        decode(from_message(compressed(data), '/camera'), (8, 8), 3)
 
 
 def saved(rgb, mode, form='PNG', **options):
@@ -100,7 +112,7 @@ def test_every_mode_of_a_file_shows_the_same_picture(mode, form, options):
     rgb[:, 8:] //= 4  # darken one half
     wanted = rgb if mode in ('RGB', 'RGBA', 'P', 'CMYK') else \
         np.repeat(np.asarray(Image.fromarray(rgb).convert('L'))[..., None], 3, 2)
-    found = decode(saved(rgb, mode, form, **options), 16, 3).transpose(1, 2, 0)
+    found = decode(saved(rgb, mode, form, **options), (16, 16), 3).transpose(1, 2, 0)
     for half in (np.s_[:, :8], np.s_[:, 8:]):
         assert np.abs(found[half].mean((0, 1)) - wanted[half].mean((0, 1))).max() < 12
 
@@ -117,7 +129,19 @@ def test_an_image_is_set_upright_as_its_exif_says(orientation, corner):
     grey[:16, :24] = 255
     exif = Image.Exif()
     exif[0x0112] = orientation
-    found = decode(saved(grey, 'RGB', 'JPEG', exif=exif), 16, 1)[0]
-    light = found > 128
-    rows, columns = (np.s_[:8] if side in corner else np.s_[8:] for side in ('top', 'left'))
-    assert light[rows, columns].mean() > .9 and light.sum() < 80
+    picture = saved(grey, 'RGB', 'JPEG', exif=exif)
+    light = decode(picture, (16, 24), 1)[0] > 128
+    rows = np.s_[:8] if 'top' in corner else np.s_[8:]
+    columns = np.s_[:12] if 'left' in corner else np.s_[12:]
+    assert light[rows, columns].mean() > .9 and light.sum() < 120
+    whole = decode(picture, None, 3)
+    assert whole.shape == ((3, 48, 32) if 5 <= orientation <= 8 else (3, 32, 48))
+
+
+def test_depths_keep_all_16_bits_and_other_images_are_refused():
+    depths = np.array([[0, 1, 256], [65535, 5000, 77]], np.uint16)
+    out = io.BytesIO()
+    Image.fromarray(depths).save(out, 'PNG')
+    assert (decode_depth(Picture('x', out.getvalue())) == depths).all()
+    with pytest.raises(PictureError, match='x is not a depth image, a grey PNG of 16 bits'):
+        decode_depth(saved(pixels('red'), 'L'))

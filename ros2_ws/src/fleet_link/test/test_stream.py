@@ -7,11 +7,8 @@ import random
 
 import pytest
 from fleet_link.arrivals import WIRE
-from fleet_testing import examples
-from hypothesis import given
-from hypothesis import strategies as st
-from rrto_bridge.protocol.errors import RemoteError
-from rrto_bridge.protocol.stream import (
+from fleet_link.errors import PeerError
+from fleet_link.stream import (
     FRAME,
     HOLD,
     MOST_BYTES,
@@ -22,6 +19,9 @@ from rrto_bridge.protocol.stream import (
     Sender,
     Stream,
 )
+from fleet_testing import examples
+from hypothesis import given
+from hypothesis import strategies as st
 
 HEADERS = 200    # bytes of a packet on the air besides the data
 
@@ -266,7 +266,7 @@ def test_acknowledged_bytes_are_released():
 def test_a_frame_that_no_sender_sends_is_refused_and_changes_nothing(frame, why):
     receiver = Receiver(1 << 20)
     before = receiver.ack(0.0)
-    with pytest.raises(RemoteError, match=why):
+    with pytest.raises(PeerError, match=why):
         receiver.take(frame, 0.0)
     assert receiver.ack(0.0) == before and not receiver._early
 
@@ -274,7 +274,7 @@ def test_a_frame_that_no_sender_sends_is_refused_and_changes_nothing(frame, why)
 def test_a_message_beyond_the_limit_is_refused():
     receiver = Receiver(100)
     receiver.take(Frame(0, 0, False, bytes(60)), 0.0)
-    with pytest.raises(RemoteError, match='a message must have at most'):
+    with pytest.raises(PeerError, match='a message must have at most'):
         receiver.take(Frame(1, 1, False, bytes(60)), 0.0)
 
 
@@ -288,7 +288,7 @@ def test_an_acknowledgement_that_cannot_be_true_is_refused_and_changes_nothing(w
         sender.offer(message)
     assert len(sender.poll(0.0)) == 3
     fields = {'packet': 0, 'mask': 0, 'arrived': 0.0, 'held': 0.0, 'number': 0, 'limit': WINDOW}
-    with pytest.raises(RemoteError):
+    with pytest.raises(PeerError):
         sender.on_ack(Ack(**fields | wrong), 1.0)
     assert len(sender._unknown) == len(sender.link.items) == 3
     assert sender._limit == WINDOW and sender.link.delivered == 0

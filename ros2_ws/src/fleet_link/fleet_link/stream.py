@@ -18,12 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_link import arrivals
-from fleet_link.arrivals import WIRE, Arrivals, expanded
-from fleet_link.errors import PeerError
-from fleet_link.link import DATAGRAM, Link
-
-from .errors import RemoteError
+from . import arrivals
+from .arrivals import WIRE, Arrivals, expanded
+from .errors import PeerError
+from .link import DATAGRAM, Link
 
 FRAME = 61440     # maximum bytes of data in a frame, so that a frame fits into one UDP datagram
 # Maximum number of frames that a receiver lets the sender send before the first that is missing. A
@@ -44,7 +42,7 @@ HOLD, PAIR = 0.01, 32
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A part of a message, or a ping: the fields of rrto_msgs/Frame without the incarnation.
+    """A part of a message, or a ping: the fields of fleet_msgs/Frame without the incarnation.
 
     A ping has neither data nor `last`. It is not part of the stream.
     """
@@ -57,7 +55,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Ack(arrivals.Ack):
-    """The fields of rrto_msgs/Ack without the incarnation and the error."""
+    """The fields of fleet_msgs/FrameAck without the incarnation and the error."""
 
     held: float
     number: int
@@ -102,19 +100,16 @@ class Sender:
     def on_ack(self, ack: Ack, now: float) -> None:
         """Process an acknowledgement.
 
-        Raises RemoteError, and changes nothing, if it acknowledges what was never sent.
+        Raises PeerError, and changes nothing, if it acknowledges what was never sent.
         """
         number = expanded(ack.number, self._taken)
         limit = expanded(ack.limit, number)
         if not (0 <= number <= self.next and number <= limit <= number + WINDOW and ack.held >= 0):
-            raise RemoteError(f'of {self.next} frames, {number} cannot have been taken, with '
+            raise PeerError(f'of {self.next} frames, {number} cannot have been taken, with '
                               f'{limit} as the limit, {ack.held} s before')
-        try:
-            # Not the whole time, because the link counts its time-out from here, too. More than
-            # `HOLD` are held only if earlier acknowledgements are lost.
-            arrived, lost = self.link.on_ack(ack, now - min(ack.held, self.link.timeout / 2))
-        except PeerError as error:
-            raise RemoteError(str(error)) from None
+        # Not the whole time, because the link counts its time-out from here, too. More than `HOLD`
+        # are held only if earlier acknowledgements are lost.
+        arrived, lost = self.link.on_ack(ack, now - min(ack.held, self.link.timeout / 2))
         for part in arrived:
             if part is not None:
                 self._unknown.pop(part.number, None)
@@ -241,15 +236,15 @@ class Receiver:
     def take(self, frame: Frame, now: float) -> list[bytes]:
         """Process a frame; return the messages that are complete now. Send `ack` when it is `due`.
 
-        Raises RemoteError if no sender sends such a frame, or the message is too long.
+        Raises PeerError if no sender sends such a frame, or the message is too long.
         """
         size = len(frame.data)
         number = expanded(frame.number, self.next)
         ping = not size and not frame.last
         if size > FRAME:
-            raise RemoteError(f'a frame must have at most {FRAME} bytes, got {size}')
+            raise PeerError(f'a frame must have at most {FRAME} bytes, got {size}')
         if number >= self.limit and not ping:
-            raise RemoteError(f'it sent frame {number}, but was allowed only frames below '
+            raise PeerError(f'it sent frame {number}, but was allowed only frames below '
                               f'{self.limit}')
         self._newest = frame.packet, self._arrivals.note(frame.packet), now
         in_order = number == self.next
@@ -270,7 +265,7 @@ class Receiver:
             self.bytes += len(data)
             self._size += len(data)
             if self._size > self.most:
-                raise RemoteError(f'a message must have at most {self.most >> 20} MiB')
+                raise PeerError(f'a message must have at most {self.most >> 20} MiB')
             self._parts.append(data)
             if last:
                 messages.append(b''.join(self._parts))
@@ -304,7 +299,7 @@ class Stream:
     def take(self, frame: Frame, now: float) -> list[bytes]:
         """Process a frame of the peer; return the messages that are complete now.
 
-        Raises RemoteError for a frame that no peer sends.
+        Raises PeerError for a frame that no peer sends.
         """
         messages = self.receiver.take(frame, now)
         self.sender.on_heard(now)

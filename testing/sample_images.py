@@ -23,6 +23,7 @@ def pixels(name, width=20, height=10, seed=0):
 
 
 def encoded(name, form='JPEG', seed=0, **size):
+    """Return the bytes of a file with the `pixels` of a class."""
     out = io.BytesIO()
     Image.fromarray(pixels(name, seed=seed, **size)).save(out, form)
     return out.getvalue()
@@ -32,15 +33,18 @@ def image(name, seed=0, **changes):
     """Return an object with the fields of the sensor_msgs/Image that a subscriber would receive."""
     rgb = pixels(name, seed=seed)
     fields = {'encoding': 'rgb8', 'width': 20, 'height': 10, 'step': 60,
+              'is_bigendian': 0,
               'data': array('B', rgb.tobytes())}
     return SimpleNamespace(**{**fields, **changes})
 
 
 def compressed(data):
+    """Return an object with the fields of a sensor_msgs/CompressedImage."""
     return SimpleNamespace(format='jpeg', data=array('B', data))
 
 
 def text(data):
+    """Return an object with the field of a std_msgs/String."""
     return SimpleNamespace(data=data)
 
 
@@ -98,7 +102,8 @@ def record(path, messages, storage='mcap'):
                     header, message.format, np.frombuffer(message.data, np.uint8))
             elif hasattr(message, 'encoding'):
                 made = kinds['sensor_msgs/msg/Image'](
-                    header, message.height, message.width, message.encoding, 0, message.step,
+                    header, message.height, message.width, message.encoding,
+                    message.is_bigendian, message.step,
                     np.frombuffer(message.data, np.uint8))
             else:
                 made = kinds['std_msgs/msg/String'](message.data)

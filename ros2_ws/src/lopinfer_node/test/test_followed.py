@@ -1,0 +1,117 @@
+"""A shared model takes up what a fleet learns: robot and server change together."""
+
+import copy
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from fleet_models import FollowOptions
+from fleet_testing import LIMIT, eventually
+from lopinfer_node import followed
+from lopinfer_node.api import offload
+from lopinfer_node.ros.client_shell import ClientOptions
+from offering import Offering
+from runtime_models import Small
+from test_nodes import SHAPE, domain, halves, server_here, store, tried  # noqa: F401
+
+
+@contextmanager
+def offering(folder):
+    server = Offering(folder)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def other(seed):
+    """Return a model that gives clearly other results."""
+    model = Small().eval()
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, .5)
+    return model
+
+
+def equal(found, model, x):
+    with torch.no_grad():
+        want = model(x)
+    return all(torch.allclose(found[name], want[name], rtol=1e-4, atol=1e-5) for name in want)
+
+
+def test_robot_and_server_change_together_and_share_all_the_time(store, tmp_path):  # noqa: F811
+    model, x = Small().eval(), torch.rand(SHAPE)
+    versions = [copy.deepcopy(model), other(1), other(2)]
+    with server_here(store), offering(tmp_path / 'models') as fleet:
+        fleet.give(versions[0], .5)
+        with offload(model, example=x, options=ClientOptions(halves), follow='/rog') as shared:
+            assert shared.wait(LIMIT)
+            current = 0
+            for number in (1, 2):
+                eventually(lambda: shared.follower.version is not None or shared(x) is None)
+                fleet.give(versions[number], .5 + number / 10)
+                while current < number:
+                    found = shared(x)
+                    fits = [k for k, v in enumerate(versions) if equal(found, v, x)]
+                    assert fits in ([current], [number])
+                    current = fits[0]
+                before = shared.report.offloaded
+                # the server was ready for the version before it was taken up
+                assert shared.shared
+                eventually(lambda: equal(shared(x), versions[number], x)   # noqa: B023
+                           and shared.report.offloaded > before)           # noqa: B023
+            assert shared.follower.version.number == 3 and equal(model(x), versions[0], x)
+
+
+def test_without_a_server_the_robot_takes_up_versions_alone(tmp_path):
+    model, x, new = Small().eval(), torch.rand(SHAPE), other(1)
+    with offering(tmp_path) as fleet, \
+            offload(model, example=x, options=ClientOptions(halves), follow='/rog') as shared:
+        fleet.give(new, .5)
+        eventually(lambda: equal(shared(x), new, x))
+        assert not shared.shared
+
+
+def test_a_version_for_which_no_server_is_ready_in_time_is_refused(
+        store, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(followed, 'PATIENCE', 0.0)
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(store), offering(tmp_path / 'models') as fleet, \
+            offload(model, example=x, options=ClientOptions(halves), follow='/rog') as shared:
+        assert shared.wait(LIMIT)
+        fleet.give(other(1), .5)
+        eventually(lambda: 'no server was ready' in shared.follower.reason)
+        assert equal(shared(x), model, x) and shared.shared
+
+
+def test_threads_that_call_during_a_change_get_one_version_or_the_other(
+        store, tmp_path):  # noqa: F811
+    model, x, new = Small().eval(), torch.rand(SHAPE), other(1)
+    over, failed = threading.Event(), []
+    with server_here(store), offering(tmp_path / 'models') as fleet, \
+            offload(model, example=x, options=ClientOptions(halves), follow='/rog') as shared:
+        assert shared.wait(LIMIT)
+
+        def call():
+            while not over.is_set():
+                found = shared(x)
+                if not equal(found, model, x) and not equal(found, new, x):
+                    failed.append(found)
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        fleet.give(new, .5)
+        try:
+            eventually(lambda: equal(shared(x), new, x))
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert not failed
+
+
+def test_a_margin_beyond_its_bounds_is_refused():
+    with pytest.raises(ValueError, match='margin'), \
+            offload(Small(), follow=FollowOptions('/rog', margin=7)):
+        pass
