@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.versions import MODEL_FILE, Version
 from fleet_link.key import Key
 from fleet_link.seal import Answerer, Call
@@ -48,11 +49,14 @@ class Offer:
 
     :param key: key of the fleet; with a key only its robots can follow the model.
     :param sign: signs a `ModelVersion`, which everybody may read.
+    :param link_of: returns the emulated link to a robot, by its name; None: there is only the real
+        one.
     """
 
-    def __init__(self, node: Node, key: Key | None, sign: Callable[[Any], None] | None = None
-                 ) -> None:
+    def __init__(self, node: Node, key: Key | None, sign: Callable[[Any], None] | None = None,
+                 link_of: Callable[[str], ShapedLink | None] = lambda robot: None) -> None:
         self._node, self._sign, self._keyed = node, sign, key is not None
+        self._link_of = link_of
         self._source = Source()
         self._readers: dict[str, _Reader] = {}
         self._answerer = key and Answerer(key.secret_of, secrets.randbits(63))
@@ -128,7 +132,8 @@ class Offer:
 
     def _opened(self, name: str, incarnation: int, call: Call | None) -> _Reader:
         session = Session(self._node, f'model/{name}/', incarnation, True,
-                          partial(self._on_message, name), self._on_woken, keyed=self._keyed)
+                          partial(self._on_message, name), self._on_woken,
+                          self._link_of(name.rpartition('_')[0]), self._keyed)
         number = secrets.randbits(63)
         if call is not None and self._answerer is not None:
             seals = self._answerer.session(call, number)

@@ -1,12 +1,15 @@
-"""The options by which a command gets its network settings if it reads no fleet file."""
+"""Options of commands that read no fleet file: the network, the key, and those of servers."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
+from fleet_env.command import at_least_one
 from fleet_env.settings.base import Text, flat, from_flat, knobs
 from fleet_env.settings.fleet import ReachConfig
 
@@ -35,6 +38,36 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--open', action='store_true',
                         help='allow traffic beyond this machine without a key; this trusts '
                              'everybody on the network')
+
+
+def add_server_options(parser: argparse.ArgumentParser, device: str, memory: str) -> None:
+    """Add the options that all servers have; ``device``: its default; ``memory``: help text."""
+    default = 'cuda if there is one' if device == 'auto' else device
+    parser.add_argument('--device', default=device, metavar='DEVICE',
+                        help=f'device that computes: cpu, cuda or cuda:N (default: {default})')
+    parser.add_argument('--threads', type=at_least_one, metavar='N',
+                        help="computing threads (default: PyTorch's own choice)")
+    parser.add_argument('--memory', type=at_least_one, metavar='MIB', help=memory)
+    add_access_options(parser)
+    add_network_options(parser, without=['namespace'])
+
+
+def server_arguments(options: argparse.Namespace, parameters: Mapping[str, Any],
+                     namespace: str = '') -> list[str]:
+    """Return the ROS arguments for the options of `add_server_options` and more parameters.
+
+    ``parameters``: see `ros_arguments`. ``namespace``: that of the nodes; '': none.
+    """
+    given = {**{name: getattr(options, name) for name in ('device', 'threads', 'memory')},
+             'security.key': options.key, 'security.open': options.open or None, **parameters}
+    return [*ros_arguments(given), *(['-r', f'__ns:=/{namespace.strip("/")}'] if namespace else [])]
+
+
+def ros_arguments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the ROS arguments that give nodes these parameters, except those of None or ''."""
+    # A text is quoted, because ROS 2 would read inf or 2024 as a number.
+    return ['--ros-args', *(part for name, value in parameters.items() if value not in (None, '')
+                            for part in ('-p', f'{name}:={json.dumps(value, default=str)}'))]
 
 
 def given_network(options: argparse.Namespace) -> dict[str, Text]:

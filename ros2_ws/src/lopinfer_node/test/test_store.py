@@ -220,6 +220,7 @@ def test_weights_beyond_the_servers_memory_are_refused_before_anything_is_sent(t
         announce(DIGEST, 2 << 20, call)
     assert [request.data for request in asked] == [b''] and not list(tmp_path.iterdir())
     announce(DIGEST, 1 << 19, call)
+    announce(DIGEST, 0, call)   # a model without weights
 
 
 def small(change=0.0):

@@ -16,6 +16,7 @@ from fleet_env.errors import VersionError
 from fleet_link.errors import SealError
 from fleet_models.errors import FollowError
 from fleet_models.offer import Offer
+from fleet_models.session import Borrowed
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device
 from fleet_ros.exposure import team_key
@@ -53,6 +54,7 @@ from .training_time import TrainingTime
 
 if TYPE_CHECKING:
     import torch
+    from fleet_env.emulated.shaped import ShapedLink
     from rog_core.server.aggregation import ServerState
     from rog_core.server.member import Member
 
@@ -137,7 +139,8 @@ class ParameterServerNode(ManagedNode):
         Registration(self, self._links, self._key)
         Control(self, self._key)
         self._offer = Offer(self, self._key,
-                            None if self._signature is None else self._signature.sign)
+                            None if self._signature is None else self._signature.sign,
+                            self._link_to)
         self.held.callback(self._offer.close)
         self._offer_model()
         self._alarm = Alarm(self._on_time, self)
@@ -392,11 +395,20 @@ class ParameterServerNode(ManagedNode):
                     self._above.account()
         if self._above is not None:
             self._above.look()
-        self._alarm.set(min(self.machine.deadline, self.peers.deadline))
+        self._set_alarm()
 
     def pin(self, number: int) -> str:
         """Choose the version of the model that its followers get, see `ModelVersions.pin`."""
         return self._versions.pin(number)
+
+    def _link_to(self, robot: str) -> ShapedLink | None:
+        """Return the emulated link of a robot, which its readers of the model share with it."""
+        if robot not in self.peers:
+            return None
+        return Borrowed(self.peers[robot].channel.link, self._set_alarm)
+
+    def _set_alarm(self) -> None:
+        self._alarm.set(min(self.machine.deadline, self.peers.deadline))
 
     def _offer_model(self) -> None:
         """Offer the followers of the model the version that is theirs now."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 FILES = (GRAPH, WEIGHTS)
 PART_BYTES = 256 << 10
+HEADER = 8     # bytes at the beginning of a safetensors file
 MOST_CONTENTS = 4 << 20   # maximum bytes of a file `CONTENTS`, enough for some 40,000 weights
 
 
@@ -221,7 +222,8 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
 
     Raises RemoteError if the server refuses.
     """
-    reply = call(UploadRequest(digest, WEIGHTS, '', nbytes, 0, b''))
+    # A file of no bytes would be complete already; the file has at least the size of its header.
+    reply = call(UploadRequest(digest, WEIGHTS, '', nbytes + HEADER, 0, b''))
     if not reply.accepted:
         raise RemoteError(f'the server refuses the model: {reply.reason}')
 
