@@ -7,7 +7,8 @@ from rclpy.context import Context
 from rclpy.node import Node
 
 
-@pytest.mark.parametrize('value', ['inf', '1e5', 'yes', '2024', '/a b/c', 'g\u00e4rten', 7, True, .5])
+@pytest.mark.parametrize('value', [
+    'inf', '1e5', 'yes', '2024', '/a b/c', 'g\u00e4rten', 7, True, .5])
 def test_a_node_reads_what_was_given(monkeypatch, tmp_path, value):
     monkeypatch.setenv('ROS_LOG_DIR', str(tmp_path))
     context = Context()
