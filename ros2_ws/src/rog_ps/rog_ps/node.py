@@ -287,6 +287,7 @@ class ParameterServerNode(ManagedNode):
             self._reports.relay.publish(message)
         if self.peers[robot].is_recorded(message, member):
             self.files.record(lambda recorder: recorder.status(self.elapsed, message))
+        self._reports.remember(message)
         self._presence.on_status(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, time.monotonic()))
@@ -364,6 +365,7 @@ class ParameterServerNode(ManagedNode):
         self._presence.report_away(self.machine.members.values())
         if self._reports.is_due(self.machine):
             self._publish_status()
+        self._reports.tell_newcomers()
         for member in self.machine.members.values():
             if member.alive and not self.done:
                 self.peers[member.robot].beat(process_of(self.machine.incarnation),

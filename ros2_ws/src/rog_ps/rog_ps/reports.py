@@ -26,8 +26,32 @@ from .directory import Claim
 ON_AIR, ON_AIR_ROBOT = 350, 125  # bytes of a status with all headers, and for each robot in it
 MOST_LINE = 300   # characters of a line about a process that follows the model
 ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
+PAST = 40    # most earlier statuses of a robot that a new listener gets
+BURST = 64   # most of them at a time
 # member's state -> state in RobotStatus; other states are equal in both
 STATES = {'pulling': 'training', 'draining': 'training'}
+
+
+class _Past:
+    """Statuses of a robot from all of the run, and the last one."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._every, self._left, self._last = 1, 0, None
+
+    def add(self, message: Any) -> None:
+        self._last = message
+        if self._left:
+            self._left -= 1
+            return
+        self._kept.append(message)
+        if len(self._kept) > PAST:
+            self._kept = self._kept[::2]
+            self._every *= 2
+        self._left = self._every - 1
+
+    def all(self) -> list[Any]:
+        return self._kept if self._last in self._kept[-1:] else [*self._kept, self._last]
 
 
 class Reports:
@@ -41,6 +65,10 @@ class Reports:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
+        self._before = node.create_publisher(TrainingStatus, qos.PAST, qos.RELAY)
+        self._past: dict[str, _Past] = {}
+        self._listeners = 0                  # number of those that listen to `_before`
+        self._owed: list[Any] = []           # earlier statuses that they still have to get
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
         self.last = -math.inf                # time of the last status
@@ -103,6 +131,22 @@ class Reports:
         if self._signature is not None:
             self._signature.sign(message)
         self._status.publish(message)
+
+    def remember(self, message: Any) -> None:
+        """Keep a status of a robot for those that begin to listen later."""
+        # with this process's time, which those of the fleet's statuses fit
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        self._past.setdefault(message.robot, _Past()).add(message)
+
+    def tell_newcomers(self) -> None:
+        """Send earlier statuses of all robots to who has begun to listen, some in each call."""
+        listeners = self._before.get_subscription_count()
+        if listeners > self._listeners:
+            self._owed = [message for past in self._past.values() for message in past.all()]
+        self._listeners = listeners
+        for message in self._owed[:BURST]:
+            self._before.publish(message)
+        del self._owed[:BURST]
 
     def wait_until_heard(self) -> None:
         """Wait until all present subscribers have received the last status.

@@ -75,7 +75,7 @@ def lacking(directory: Path) -> dict[str, str]:
 
 
 def _contents(directory: Path) -> dict[str, str]:
-    contents = json.loads((directory / CONTENTS).read_text())
+    contents = json.loads((directory / CONTENTS).read_text(encoding='utf-8'))
     if type(contents) is not dict or not all(
             type(c) is str and MODEL.fullmatch(c) for c in contents.values()):
         raise ValueError(f'{CONTENTS} must have the SHA-256 of each weight')
@@ -110,7 +110,7 @@ def _names(path: Path) -> set[str]:
 def load(directory: Path, device: str = 'cpu') -> Traced:
     """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
     try:
-        document = json.loads((directory / GRAPH).read_text())
+        document = json.loads((directory / GRAPH).read_text(encoding='utf-8'))
         weights = _weights(directory / WEIGHTS, device) | _others(directory, device)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
