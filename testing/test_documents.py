@@ -116,6 +116,8 @@ RUN = {
         f'{LEARNED} && rog models export runs/digits {options}', says='^wrote digits.*accuracy')
        for options in ('--to digits.safetensors', '--version best --to digits.pt2',
                        '--version 1 --to digits.ts')},
+    'rog models pin 7': Short('rog models pin 1', FLEET, says='version 1 is offered'),
+    'rog models unpin': Short('', FLEET, says='is offered, the newest'),
     'lopinfer plan resnet18 --weights runs/street': Short(
         f'python -c "{STREET}" && lopinfer plan {NET} --weights runs/street --bandwidth 0:30:15',
         says='3 plans'),
@@ -225,6 +227,8 @@ NOT_RUN = {
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'lopinfer serve --device cuda': 'needs a GPU',
+    'lopinfer serve --follow': 'a test of lopinfer_node runs such a server',
+    'rog models rollback': 'launch/test runs it', 'rog models serve': "rog_cli's tests run it",
     'fleet serve --ray': "rog_cli's tests run it where Ray is installed",
     'rog fleet up outdoor --resume': 'launch/test continues a run',
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
@@ -241,7 +245,7 @@ NOT_RUN = {
     'make test': 'these tests are run by it',
     'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
     'python -m pytest testing/test_ros_lint.py': 'make test runs it',
-    'pip install torch numba': 'make setup does it',
+    'pip install torch numba': 'make setup does it', 'pip install ray': 'for the tests of Ray',
     'make wheels': 'testing/test_package.py builds and installs them',
     'make versions': 'downloads 8 GB', 'python tools/versions.py': 'downloads 8 GB',
     'pip install dist/': 'testing/test_package.py builds and installs them',
@@ -273,6 +277,9 @@ RUN_DIGITS = f"""
         import subprocess, sys
         subprocess.run({LEARNED.split()}, check=True)
         sys.path.append('examples')
+        """
+SERVED = """
+        server = subprocess.Popen(['rog', 'models', 'serve', 'runs/digits'])
         """
 # Maps the first line of a block of Python to the code that the test runs before the block, and to
 # the code that it runs after the block.
@@ -328,6 +335,27 @@ CODE = {
         '''),
     '# on the robot': (
         RUN_DIGITS, 'torch.testing.assert_close(y, model(x))'),
+    "# on a robot, or on any machine of the fleet's network": (
+        RUN_DIGITS + SERVED + """
+        import torch
+        def pictures():
+            while fleet.version is None:
+                yield torch.zeros(1, 64)
+        camera, act = pictures(), lambda said: None
+        """, """
+        server.terminate()
+        assert fleet.version.number == 1 and __import__('os').listdir('digits')
+        """),
+    '# on a robot: robot and server change together, between two inferences': (
+        RUN_DIGITS + SERVED + """
+        import torch
+        from lopinfer_node import offload
+        from own_task import Digits
+        model, x = Digits().model().eval(), torch.zeros(1, 64)
+        """, """
+        server.terminate()
+        assert y.shape == (1, 10)
+        """),
     'from lopinfer_node import offload': ('''
         import torch
         model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval(), \\
@@ -404,7 +432,7 @@ def test_every_block_is_of_a_kind_that_is_tested():
     # A block of the language '' contains no code. Sphinx reads the blocks in braces, and
     # testing/test_examples.py runs the files that they include.
     assert {language for _, language, _ in blocks()} <= {
-        'bash', 'python', '', '{toctree}', '{literalinclude}', '{include}'}
+        'bash', 'python', 'ini', '', '{toctree}', '{literalinclude}', '{include}'}
 
 
 class Place:
