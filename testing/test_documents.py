@@ -225,6 +225,10 @@ NOT_RUN = {
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'lopinfer serve --device cuda': 'needs a GPU',
+    **dict.fromkeys((
+        'pip install tensorboard', 'rog fleet up outdoor --tensorboard', 'tensorboard --logdir',
+        'rog plot runs/outdoor-... --tensorboard', 'MLFLOW_TRACKING_URI='),
+        "rog_cli's tests send curves where TensorBoard and MLflow are installed"),
     'fleet serve --ray': "rog_cli's tests run it where Ray is installed",
     'rog fleet up outdoor --resume': 'launch/test continues a run',
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
