@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import resource
 import signal
+import sys
 from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
@@ -26,6 +28,18 @@ def version() -> str:
     return 'unknown' if found is None else found.version
 
 
+def use_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode, if it uses another encoding (LC_ALL=C).
+
+    With another one, names with an umlaut could neither be written to files nor come from them.
+    """
+    there = os.environ.get('PYTHONUTF8') == '1'  # without effect in a process that ignores it
+    if sys.getfilesystemencoding() != 'utf-8' and not there and sys.executable:
+        os.environ['PYTHONUTF8'] = '1'
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def how_it_ended(code: int) -> str:
     """Describe the exit code of a process."""
     if code >= 0:
@@ -39,7 +53,7 @@ def how_it_ended(code: int) -> str:
 
 def last_error(log: Path) -> str:
     """Return the last error in a process's log, or the last line if the log has no error."""
-    lines = log.read_text(errors='replace').splitlines()
+    lines = log.read_text(encoding='utf-8', errors='replace').splitlines()
     errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
     return (errors or [line for line in lines if line.strip()] or [''])[-1]
 

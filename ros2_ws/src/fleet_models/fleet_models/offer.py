@@ -44,6 +44,21 @@ class _Reader:
     says: dict[str, Any] = field(default_factory=dict)
 
 
+def said(says: dict[str, Any]) -> str:
+    """Return in words what a reader says of itself; it may have sent anything."""
+    number, accuracy = says.get('version'), says.get('accuracy')
+    if type(number) is not int:
+        using = 'no version yet'
+    elif isinstance(accuracy, float):
+        using = f'version {number}, {100 * accuracy:.1f} %'
+    else:
+        using = f'version {number}'
+    part, reason = says.get('fetched'), str(says.get('reason') or '')[:200]
+    if isinstance(part, float):
+        using += f'; fetching {says.get("newest")!s:.20}, {100 * part:.0f} %'
+    return f'{using}; {reason}' if reason else using
+
+
 class Offer:
     """Offers the versions of a model in the namespace of a node, whose executor calls it.
 
@@ -93,6 +108,10 @@ class Offer:
     def readers(self) -> dict[str, dict[str, Any]]:
         """What each reader has last said of itself, by its name."""
         return {name: reader.says for name, reader in self._readers.items()}
+
+    def lines(self) -> list[str]:
+        """Return a line about each reader, for people."""
+        return [f'{name}: {said(reader.says)}' for name, reader in self._readers.items()]
 
     def close(self) -> None:
         """Tell the readers that this process ends."""

@@ -243,6 +243,12 @@ def test_trackers_that_cannot_be_used_are_refused(capsys, tmp_path, only, folder
     assert code == 2 and says in error and not (tmp_path / 'out').exists()
 
 
+@needs_tensorboard
+def test_curves_need_no_place_for_figures(capsys, tmp_path):
+    code, _, error = run(capsys, 'plot', tmp_path, '--out', tmp_path, '--tensorboard', tmp_path)
+    assert code == 2 and '--out: it is for figures' in error
+
+
 def test_a_run_without_trackers_starts_no_process(monkeypatch, tmp_path):
     monkeypatch.setattr(subprocess, 'Popen', None)
     with tracked(tmp_path, None, False):

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from fleet_env.errors import SettingError
+
 from .option_types import add_trackers, place
 
 
@@ -34,6 +36,8 @@ def _run(options: argparse.Namespace) -> int:
     from ..display.tracking import chosen_trackers, export
 
     trackers = chosen_trackers(options.tensorboard, options.mlflow)
+    if trackers and options.out:
+        raise SettingError('--out: it is for figures; leave it out with --tensorboard and --mlflow')
     with ExitStack() as stack:
         for path in options.directories if trackers else ():
             folder = _records(path, options.namespace, stack)

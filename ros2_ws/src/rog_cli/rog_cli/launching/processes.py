@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fleet_env.command import last_error
 from fleet_env.durable import write_text
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.settings.fleet_file import child_fleets
 from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
+from fleet_ros.parameters import parameter_file
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from .fork_server import Child, ForkServer, kill, possible
@@ -128,7 +128,7 @@ class FleetProcesses:
         folder = self.out / 'parameters'
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f'{name}.yaml'
-        write_text(path, yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
+        write_text(path, parameter_file(parameters))
         return path
 
     # -- watching ---
