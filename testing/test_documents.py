@@ -229,6 +229,10 @@ NOT_RUN = {
     'lopinfer serve --device cuda': 'needs a GPU',
     'lopinfer serve --follow': 'a test of lopinfer_node runs such a server',
     'rog models rollback': 'launch/test runs it', 'rog models serve': "rog_cli's tests run it",
+    **dict.fromkeys((
+        'pip install tensorboard', 'rog fleet up outdoor --tensorboard', 'tensorboard --logdir',
+        'rog plot runs/outdoor-... --tensorboard', 'MLFLOW_TRACKING_URI='),
+        "rog_cli's tests send curves where TensorBoard and MLflow are installed"),
     'fleet serve --ray': "rog_cli's tests run it where Ray is installed",
     'rog fleet up outdoor --resume': 'launch/test continues a run',
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',

@@ -50,7 +50,7 @@ TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip
 # Optional modules: used if they are installed. Otherwise, an error or the log names the module
 # that is missing.
 OPTIONAL = {'PyQt6', 'adapters', 'cupy', 'distributed', 'flwr', 'grpc', 'h5py', 'hivemind', 'jtop',
-            'lerobot', 'nvflare', 'openpi_client', 'torchft', 'websockets'}
+            'lerobot', 'mlflow', 'nvflare', 'openpi_client', 'tensorboard', 'torchft', 'websockets'}
 
 
 def imports(package):

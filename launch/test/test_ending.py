@@ -1,12 +1,15 @@
 """However a fleet ends, none of its processes is left, and its results exist."""
 
+import math
 import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from fleet_env.records.events import Iteration, read_run
 from fleet_env.records.summary import read_summary
 from fleet_testing import LIMIT, Lines, environment, eventually, free_domain, mostly_long
 from fleet_under_test import HERE, write_fleet
@@ -87,6 +90,27 @@ def test_a_signal_before_the_run_begins_ends_it_too(tmp_path, there):
     code, text = launcher.ended()
     assert code in (0, 128 + signal.SIGTERM) and 'Traceback' not in text
     assert (code == 0) == (launcher.out / 'summary.json').exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not find_spec('tensorboard'),
+                    reason='TensorBoard is not installed: pip install tensorboard')
+def test_curves_are_complete_after_ctrl_c_and_go_on_when_the_run_is_resumed(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = tmp_path / 'board'
+    for options in ([], ['--resume']):
+        launcher = Launcher(tmp_path, '--tensorboard', str(board), *options)
+        launcher.lines.wait('robot1: [1-9]')
+        launcher.lines.interrupt()
+        code, text = launcher.ended()
+        assert code == 0 and 'rog: ' not in text, text
+        found = EventAccumulator(str(board / 'out'), size_guidance={'scalars': 0}).Reload()
+        losses = [(e.iteration, e.loss) for e in read_run(launcher.out)
+                  if isinstance(e, Iteration) and e.robot == 'robot1' and math.isfinite(e.loss)]
+        curve = found.Scalars('loss/robot1')
+        assert [(e.step, e.value) for e in curve] == [(k, pytest.approx(v)) for k, v in losses]
+        assert losses and sorted(e.wall_time for e in curve) == [e.wall_time for e in curve]
 
 
 @pytest.mark.long

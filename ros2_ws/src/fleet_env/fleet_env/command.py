@@ -10,6 +10,7 @@ import signal
 import sys
 from importlib.metadata import distributions
 from itertools import chain
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import SettingError, did_you_mean
@@ -48,6 +49,13 @@ def how_it_ended(code: int) -> str:
     except ValueError:  # real-time signals have no names
         name = f'signal {-code}'
     return f'was ended by {name}' + ', as when memory runs out' * (-code == signal.SIGKILL)
+
+
+def last_error(log: Path) -> str:
+    """Return the last error in a process's log, or the last line if the log has no error."""
+    lines = log.read_text(encoding='utf-8', errors='replace').splitlines()
+    errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
+    return (errors or [line for line in lines if line.strip()] or [''])[-1]
 
 
 def os_error_text(error: OSError) -> str:

@@ -27,8 +27,8 @@ from fleet_env.errors import DurableError
 _PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file.
+def read_file(path: str | os.PathLike[str], start: int = 0, end: int | None = None) -> bytes:
+    """Return the content of a file, or its bytes from ``start`` to ``end``.
 
     :raises OSError: the file cannot be read, or is a device or a pipe, which possibly has
         no end.
@@ -36,7 +36,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, 'it is not a regular file', os.fspath(path))
-    return Path(path).read_bytes()
+    with Path(path).open('rb') as file:
+        file.seek(start)
+        return file.read(-1 if end is None else max(end - start, 0))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -1,5 +1,6 @@
 """Run records are read back as they were written; an error names the damaged line."""
 
+import hashlib
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from fleet_env.records.events import (
     Evaluation,
     Fault,
     Iteration,
+    RunReader,
     RunWriter,
     Start,
     Status,
@@ -214,6 +216,37 @@ def test_a_damaged_line_costs_that_line_and_is_named(tmp_path, damage):
     # Without a list for damaged lines, the reader raises an error.
     with pytest.raises(RecordError, match=f'{RUN_FILE}, line 3'):
         read_run(tmp_path)
+
+
+def test_a_reader_follows_a_record_and_leaves_a_line_that_is_being_written(tmp_path):
+    reader = RunReader(tmp_path)
+    with pytest.raises(RecordError, match='there is no such file'):
+        reader.read()
+    with RunWriter(tmp_path) as writer:
+        for event in EVENTS_OF_A_RUN:
+            writer.write(event)
+    data = (tmp_path / RUN_FILE).read_bytes()
+    read = []
+    for size in (0, 10, len(data) // 2, len(data) - 1, len(data), len(data)):
+        (tmp_path / RUN_FILE).write_bytes(data[:size])
+        read += reader.read()
+    assert read == EVENTS_OF_A_RUN and reader.position == len(data)
+    assert reader.digest == hashlib.sha256(data).hexdigest()
+    with (tmp_path / RUN_FILE).open('ab') as file:
+        file.write(b'[]\n')
+    with pytest.raises(RecordError, match=f'{RUN_FILE}, line {len(EVENTS_OF_A_RUN) + 1}'):
+        reader.read()
+
+
+def test_a_reader_can_stop_at_a_place(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        for event in EVENTS_OF_A_RUN:
+            writer.write(event)
+    whole, part = RunReader(tmp_path), RunReader(tmp_path)
+    whole.read()
+    end = (tmp_path / RUN_FILE).read_bytes().index(b'\n') + 1
+    assert part.read(end=end) == EVENTS_OF_A_RUN[:1] and part.position == end
+    assert part.read() == EVENTS_OF_A_RUN[1:] and part.digest == whole.digest
 
 
 def test_a_writer_removes_an_incomplete_last_line(tmp_path):

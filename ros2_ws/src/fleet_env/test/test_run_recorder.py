@@ -39,7 +39,17 @@ def test_a_run_of_one_robot(tmp_path):
     assert (robot.accuracy.clean, robot.accuracy.before, robot.accuracy.after) == (0.9, 0.4, 0.8)
     assert robot.evaluations == [(5.0, 3, 0.8)]
     steps = [e for e in events.read_run(tmp_path) if isinstance(e, events.Iteration)]
-    assert [step.compute_s for step in steps] == [1.0, 2.0]
+    assert [(step.compute_s, step.energy_j) for step in steps] == [(1.0, 2.0), (2.0, 4.0)]
+
+
+def test_the_energies_of_iterations_begin_where_that_of_the_first_status_ends(tmp_path):
+    recorder = Recorder(tmp_path, START)
+    for message in (status(4), status(6), status(9, state='stopped')):
+        recorder.status(5.0, message)
+    states = [e for e in events.read_run(tmp_path) if isinstance(e, events.Status)]
+    steps = [e for e in events.read_run(tmp_path) if isinstance(e, events.Iteration)]
+    assert [state.energy for state in states] == [8.0, 18.0]
+    assert [step.energy_j for step in steps] == [0.0, 4.0, 6.0]
 
 
 def test_the_summary_names_the_last_method(tmp_path):
@@ -68,8 +78,8 @@ def test_a_robot_that_comes_back_goes_on_counting(tmp_path):
     assert robot.iterations == 6 and robot.compute_s == 10 and robot.energy_j == 20
 
 
-@pytest.mark.parametrize('life, computed', [(1, 7.0), (2, 12.0)])
-def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed):
+@pytest.mark.parametrize('life, computed, energy', [(1, 7.0, 14.0), (2, 12.0, 24.0)])
+def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed, energy):
     """A restarted server continues the records, whether the robot's process is the same or new.
 
     ``life``: 1: the robot's process has continued, and keeps its counters. 2: the process is new.
@@ -81,7 +91,7 @@ def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed)
     second.status(9.0, status(7, life, 'stopped', evaluated_at=7, accuracy=0.7))
     second.stop(9.0, 'finished')
     robot = read_summary(tmp_path).robots['robot1']
-    assert robot.compute_s == computed and robot.iterations == 7
+    assert robot.compute_s == computed and robot.iterations == 7 and robot.energy_j == energy
     assert robot.accuracy.before == 0.4 and robot.accuracy.after == 0.7
     assert [e[1] for e in robot.evaluations] == [5, 7]
 

@@ -4,6 +4,7 @@ A damaged recording is refused.
 """
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,15 @@ def test_plot_draws_a_recording_beside_it(tmp_path, capsys, storage):
     file = next(bag.glob('*.mcap' if storage == 'mcap' else '*.db3'))
     assert main(['plot', str(file), '--out', str(tmp_path / 'out')]) == 0
     assert (tmp_path / 'out/run.png').read_bytes() == (bag / 'run.png').read_bytes()
+
+
+@pytest.mark.skipif(not find_spec('tensorboard'),
+                    reason='TensorBoard is not installed: pip install tensorboard')
+def test_the_curves_of_a_recording_have_its_name(tmp_path, capsys):
+    bag = write(tmp_path / 'monday', run())
+    assert main(['plot', str(bag), '--tensorboard', str(tmp_path / 'tb')]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / 'tb/monday')]
+    assert list((tmp_path / 'tb/monday').glob('events.out.tfevents.*'))
 
 
 def test_a_recording_without_the_server_is_read_too(tmp_path):

@@ -17,6 +17,7 @@ refuses any other version. :mod:`fleet_env.records.summary` describes ``summary.
 import dataclasses
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -82,6 +83,12 @@ class Iteration(Event):
     staleness: int = _("iterations from the fleet's slowest row to this robot", default=0)
     bandwidth: float = _('measured throughput', 'Mbit/s', default=_NAN)
     link_rate: float = _('rate of the emulated link', 'Mbit/s', default=_NAN)
+    energy_j: float = _('electrical energy', 'J', default=_NAN)
+
+    @property
+    def rate(self) -> float:
+        """Return the rate in Mbit/s of the emulated link or, of a real link, the measured rate."""
+        return self.bandwidth if math.isnan(self.link_rate) else self.link_rate
 
 
 @dataclass(frozen=True)
@@ -247,32 +254,60 @@ def _end_last_line(file: int) -> None:
     os.ftruncate(file, os.pread(file, size, 0).rfind(b'\n') + 1)
 
 
+class RunReader:
+    """Reads the events of a run, also while they are being written.
+
+    ``position``: number of bytes read. ``digest``: SHA-256 of these bytes, hexadecimal.
+
+    :param directory: directory of the run.
+    """
+
+    def __init__(self, directory: str | PathLike[str]) -> None:
+        self.path = Path(directory) / RUN_FILE
+        self.position, self._lines, self._hash = 0, 0, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:  # noqa: D102
+        return self._hash.hexdigest()
+
+    def read(self, damaged: list[RecordError] | None = None, end: int | None = None
+             ) -> list[Event]:
+        """Return the events after those already read, in order of writing.
+
+        A last line without newline is not read: its writer is at work, or was interrupted.
+
+        :param damaged: list to which the errors of damaged lines are appended; the lines are
+            skipped.
+        :param end: read only the first ``end`` bytes of the file.
+        :raises RecordError: the file cannot be read, or ``damaged`` is not given and a line is
+            damaged; the message names file and line.
+        """
+        try:
+            data = read_file(self.path, self.position, end)
+        except OSError as error:
+            raise RecordError(f'cannot be read: {why_unread(error, self.path)}', str(self.path)
+                              ) from error
+        data = data[:data.rfind(b'\n') + 1]
+        first = self._lines + 1
+        lines = data.split(b'\n')[:-1]
+        self._hash.update(data)
+        self.position, self._lines = self.position + len(data), self._lines + len(lines)
+        events = []
+        for number, line in enumerate(lines, first):
+            event = _event_or_error(line, str(self.path), number)
+            if isinstance(event, Event):
+                events.append(event)
+            elif damaged is None:
+                raise event
+            else:
+                damaged.append(event)
+        return events
+
+
 def read_run(directory: str | PathLike[str], damaged: list[RecordError] | None = None
              ) -> list[Event]:
-    """Read the events of a run, in order of writing.
-
-    A last line without newline is skipped, because its writer was interrupted.
-
-    :param damaged: list to which the errors of damaged lines are appended; the lines are skipped.
-    :raises RecordError: the file cannot be read, or ``damaged`` is not given and a line is damaged;
-        the message names file and line.
-    """
-    path = Path(directory) / RUN_FILE
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
-    read = (_event_or_error(line, str(path), number)
-            for number, line in enumerate(data.split(b'\n')[:-1], start=1))
-    events = []
-    for event in read:
-        if isinstance(event, Event):
-            events.append(event)
-        elif damaged is None:
-            raise event
-        else:
-            damaged.append(event)
-    return events
+    """Read the events of a run; see `RunReader.read`."""
+    return RunReader(directory).read(damaged)
 
 
 def _event_or_error(line: bytes, file: str, number: int) -> Event | RecordError:

@@ -128,7 +128,8 @@ class Recorder:
             robot = self._robot(event.robot)
             robot.iterated(event)
             for name in _COUNTERS.values():
-                robot.present[name] += getattr(event, name, 0)
+                value = getattr(event, name)
+                robot.present[name] += 0 if math.isnan(value) else value
         elif isinstance(event, events.Status) and event.robot:
             robot = self._robot(event.robot)
             if event.detail != robot.life:
@@ -165,10 +166,10 @@ class Recorder:
             robot.begin_life(life)
             if not stopped:
                 self._state(t, message, life)
+                robot.present['energy_j'] = message.energy  # type: ignore[assignment]
         counted = Counter({there: getattr(message, here) for here, there in _COUNTERS.items()})
         if message.iteration not in (0, robot.iteration):
-            grown = {name: counted[name] - robot.present[name]
-                     for name in _COUNTERS.values() if name != 'energy_j'}
+            grown = {name: counted[name] - robot.present[name] for name in _COUNTERS.values()}
             event = events.Iteration(
                 t, message.robot, message.iteration, message.loss, **grown,
                 rows_pushed=message.rows_pushed, rows_pulled=message.rows_pulled,

@@ -30,11 +30,12 @@ from rog_core.errors import ConfigError
 from rog_tasks.errors import TaskFailed
 from rog_tasks.task import check_task
 
+from ..display.tracking import chosen_trackers, tracked
 from ..display.view import outcome, say_model, watch
 from ..launching.emulation import emulation
 from ..launching.processes import LINGER, FleetProcesses
 from .fleet_options import FLEET, add_fleet_options, chosen_fleet
-from .option_types import place
+from .option_types import add_trackers, place
 from .task_failure import say_failure
 
 
@@ -53,6 +54,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up.add_argument('--resume', action='store_true', help='continue from the checkpoint in --out')
     up.add_argument('--emulate', action='store_true', help='run every robot in a network namespace '
                     'behind a radio link that replays its trace; needs root')
+    add_trackers(up)
     up.set_defaults(run=_up)
     show = sub.add_parser('show', help='print a fleet file with all settings and their '
                           'descriptions')
@@ -105,6 +107,9 @@ def _up(options: argparse.Namespace) -> int:
         if below and options.emulate:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
                                              'each fleet separately')
+        if chosen_trackers(options.tensorboard, options.mlflow) and 'server' not in names:
+            raise argparse.ArgumentTypeError('--tensorboard, --mlflow: the record of the run is '
+                                             'where the server runs; give them there')
         _check_places(fleet, below)
         for one in (fleet, *below.values()):  # check the tasks here once, not in every process
             check_task(one.training.task, one.training.task_options)
@@ -131,8 +136,10 @@ def _up(options: argparse.Namespace) -> int:
         _say_check(fleet, names)
     except TaskFailed as error:
         return say_failure(error, out)
-    code = run_fleet(fleet, out, names, Interruption(), options.resume, options.emulate,
-                     options.plain or not sys.stdout.isatty())
+    interruption = Interruption()
+    with tracked(out, options.tensorboard, options.mlflow, lambda: interruption.at_once):
+        code = run_fleet(fleet, out, names, interruption, options.resume, options.emulate,
+                         options.plain or not sys.stdout.isatty())
     leave_at_exit(code)
     return code
 

@@ -1,4 +1,4 @@
-"""Types of options that several verbs share."""
+"""Options, and types of options, that several verbs share."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f'must be a time of at least 0 s, got {text!r}')
     return value
+
+
+def add_trackers(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose where the curves of a run go."""
+    parser.add_argument('--tensorboard', type=place, metavar='DIR', help='write curves for '
+                        "TensorBoard into DIR, in a folder that is named as the run's")
+    parser.add_argument('--mlflow', action='store_true', help='send curves to MLflow, as '
+                        'MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say')

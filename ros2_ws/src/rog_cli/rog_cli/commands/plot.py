@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .option_types import place
+from fleet_env.errors import SettingError
+
+from .option_types import add_trackers, place
 
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
@@ -17,7 +19,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
         'plot', help='draw the figures of a run, of a comparison, or of several of either',
         description='One run: run.png, micro.png. A comparison, or several runs: figures that '
                     'compare methods. Several comparisons: their sensitivity. Each figure also as '
-                    'SVG. A rosbag2 recording of the statuses counts as a run.')
+                    'SVG. A rosbag2 recording of the statuses counts as a run. With --tensorboard '
+                    'or --mlflow: curves instead of figures.')
     parser.add_argument('directories', type=Path, nargs='+', metavar='DIR',
                         help='directory of run.jsonl and summary.json, or of comparison.json; or a '
                              'recording: its folder, or its .mcap or .db3 file')
@@ -25,10 +28,25 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='directory for the figures (default: that of the records)')
     parser.add_argument('--namespace', default='', metavar='NS',
                         help='namespace of the fleet, for a recording of several fleets')
+    add_trackers(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..display.tracking import chosen_trackers, export
+
+    trackers = chosen_trackers(options.tensorboard, options.mlflow)
+    if trackers and options.out:
+        raise SettingError('--out: it is for figures; leave it out with --tensorboard and --mlflow')
+    with ExitStack() as stack:
+        for path in options.directories if trackers else ():
+            folder = _records(path, options.namespace, stack)
+            for target in export(folder, trackers, '' if folder == path else path.stem):
+                print(target)
+    return 0 if trackers else _draw(options)
+
+
+def _draw(options: argparse.Namespace) -> int:
     from rog_sim.comparison import COMPARISON_FILE
     from rog_sim.figures import draw_comparison, draw_run
 

@@ -14,9 +14,10 @@ from rog_core.errors import ConfigError, GradientError
 from rog_tasks.errors import TaskFailed
 
 from ..display.progress import progress_bar
+from ..display.tracking import chosen_trackers, tracked
 from ..display.view import outcome, say_model
 from .fleet_options import add_fleet_options, chosen_fleet
-from .option_types import place
+from .option_types import add_trackers, place
 from .task_failure import say_failure
 
 
@@ -28,11 +29,13 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         'docs/methods.md describes them all')
     parser.add_argument('--out', type=place, metavar='DIR',
                         help='directory for the results (default: runs/sim-...)')
+    add_trackers(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     fleet = chosen_fleet(options)
+    chosen_trackers(options.tensorboard, options.mlflow)  # raises an error if a package is missing
     for one in (fleet, *child_fleets(fleet).values()):
         for robot in one.robots:
             link_trace(robot.link)
@@ -58,7 +61,8 @@ def _run(options: argparse.Namespace) -> int:
         found = checked(fleet, task)
         fleet, pace = with_pace(fleet, lambda: found.seconds)
         print('\n'.join([*found.lines, *filter(None, [pace])]), flush=True)
-        with progress_bar(text, 60 * fleet.minutes) as progress:
+        with tracked(out, options.tensorboard, options.mlflow), \
+                progress_bar(text, 60 * fleet.minutes) as progress:
             summary = simulate(fleet, out, progress, keep_model=True, task=task)
     except KeyboardInterrupt:
         kept = f'; {out} holds the records up to here' if (out / RUN_FILE).exists() else ''

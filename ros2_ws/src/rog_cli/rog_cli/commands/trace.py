@@ -131,10 +131,9 @@ def _from_run(recorder: TraceRecorder, directory: Path, robot: str | None,
                          str(directory))
     begin = 0.0
     for event in iterations:
-        rate = event.bandwidth if math.isnan(event.link_rate) else event.link_rate
         if event.robot == robot and event.t <= seconds:
-            if event.t > begin and not math.isnan(rate):
-                recorder.add(begin, event.t, rate * (event.t - begin) * _BYTES_PER_MBIT)
+            if event.t > begin and not math.isnan(event.rate):
+                recorder.add(begin, event.t, event.rate * (event.t - begin) * _BYTES_PER_MBIT)
             begin = event.t
 
 

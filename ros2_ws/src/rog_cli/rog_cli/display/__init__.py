@@ -1,1 +1,1 @@
-"""What a terminal shows of a fleet: its state, from topics or from a recording, and progress."""
+"""What is shown of a fleet: its state on a terminal, progress, and curves in other programs."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from fleet_env.command import last_error
 from fleet_env.durable import write_text
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.settings.fleet_file import child_fleets
@@ -168,9 +169,7 @@ class FleetProcesses:
 
     def said(self, name: str) -> str:
         """Return the last error in a process's log, or the last line if the log has no error."""
-        lines = self.log(name).read_text(encoding='utf-8', errors='replace').splitlines()
-        errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
-        return (errors or [line for line in lines if line.strip()] or [''])[-1]
+        return last_error(self.log(name))
 
     # -- ending ---
 

@@ -82,7 +82,7 @@ def _draw_overview(events: list[Event], summary: Summary, out: Path) -> list[Pat
                      marker='.', ms=4, lw=1, color=color, label=robot)
         steps = _of(events, Iteration, robot)
         times = [e.t for e in steps]
-        axes[1].plot(times, [_rate(e) for e in steps], color=color, lw=.8)
+        axes[1].plot(times, [e.rate for e in steps], color=color, lw=.8)
         axes[2].plot(times, [_share(e) for e in steps], color=color, lw=.8)
     if robots:
         accuracy = summary.robots[robots[0]].accuracy
@@ -147,7 +147,7 @@ def _draw_micro(events: list[Event], summary: Summary, out: Path) -> list[Path]:
     times = [e.t for e in shown]
     for axis, name, values, color in zip(
             axes, ('link,\nMbit/s', 'rows\nsent, %', 'iterations\nbehind'),
-            ([_rate(e) for e in shown], [_share(e) for e in shown], behind[own]),
+            ([e.rate for e in shown], [_share(e) for e in shown], behind[own]),
             (style.STATES['communicate'], style.STATES['compute'], style.STATES['stall']),
             strict=True):
         # An iteration's report covers the time since the previous iteration.
@@ -173,8 +173,3 @@ def _of(events: list[Event], kind: type, robot: str) -> list[Any]:
 
 def _share(event: Any) -> float:
     return 100 * event.rows_pushed / max(event.rows_total, 1)
-
-
-def _rate(event: Any) -> float:
-    """Return the rate of the emulated link in Mbit/s or, for a real link, the measured rate."""
-    return event.link_rate if event.link_rate == event.link_rate else event.bandwidth
