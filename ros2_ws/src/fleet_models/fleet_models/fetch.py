@@ -40,7 +40,8 @@ class Fetch:
         self.present: wire.Announcement | None = None  # the one that is being fetched
         self.refused = ''           # why `newest` is not fetched
         self.got = 0                # bytes of `present` that are here
-        self._done = ''             # digest of the last version that was fetched whole
+        self.used = ''              # digest of the version in use, which is not fetched
+        self._done = '', False      # digest of the last version that came whole; whether pinned
         self._index: Index | None = None
         self._whole: dict[bytes, bytes | bytearray] = {}     # parts that are here, by SHA-256
         self._partial: dict[bytes, bytearray] = {}
@@ -60,10 +61,13 @@ class Fetch:
         """Handle an announcement; return the next questions."""
         self.newest = what
         self.refused = self._refusal(what)
-        if self.present is not None and what.pinned \
-                and what.version.digest != self.present.version.digest:
+        if self.present is not None and what.pinned and not self._is_newest(self.present):
             self._end()
         return self._begin()
+
+    def _is_newest(self, what: wire.Announcement | None) -> bool:
+        return what is not None and self.newest is not None \
+            and what.version.digest == self.newest.version.digest
 
     def on_part(self, part: wire.Part) -> tuple[Fetched | None, list[wire.Want]]:
         """Handle an answer; return the version if it is whole now, and the next questions.
@@ -79,6 +83,8 @@ class Fetch:
             self._end()
             raise FollowError('an answer must be to the oldest question')
         if part.total == wire.GONE:
+            if self._is_newest(self.present):    # the server has another one, and will announce it
+                self.newest = None
             self._end()
             return None, self._begin()
         size = self._missing[part.digest]
@@ -106,7 +112,8 @@ class Fetch:
     def _begin(self) -> list[wire.Want]:
         """Begin to fetch the newest version if it is wanted and nothing is being fetched."""
         what = self.newest
-        if self.present is not None or what is None or what.version.digest == self._done:
+        if self.present is not None or what is None or what.version.digest == self.used \
+                or self._done in ((what.version.digest, what.pinned), (what.version.digest, True)):
             return self._questions()
         self.refused = self._refusal(what)
         if not self.refused and what.size > self._most:
@@ -150,7 +157,7 @@ class Fetch:
         except (FollowError, KeyError):
             self._whole.clear()
             raise
-        self._done = what.version.digest
+        self._done = what.version.digest, what.pinned
         return Fetched(what, content), self._begin()
 
     def _questions(self) -> list[wire.Want]:

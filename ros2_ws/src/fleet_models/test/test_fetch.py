@@ -167,6 +167,39 @@ def test_what_the_server_has_no_more_is_replaced_by_the_newest():
     assert [f.content for f in pair.came] == [contents[-1]]
 
 
+def test_a_version_that_the_server_does_not_know_is_not_asked_for_again_and_again():
+    pair, content = Pair(), content_of(1, large=500_000)
+    pair.offer(1, content)
+    pair.run(5)
+    pair.source = Source()     # another run has no version yet
+    pair.cut()
+    pair.run(100)
+    assert not pair.up and not pair.down and pair.fetch.newest is None
+    pair.offer(1, content)
+    pair.run()
+    assert [f.content for f in pair.came] == [content]
+
+
+def test_a_version_that_is_pinned_after_it_was_fetched_comes_again_without_its_tensors():
+    pair, content = Pair(), content_of(1, large=50_000)
+    pair.offer(1, content)
+    pair.run()
+    before = pair.bytes
+    for _ in range(2):
+        pair.offer(1, content, pinned=True)
+        pair.run()
+    assert [f.announcement.pinned for f in pair.came] == [False, True]
+    assert pair.came[-1].content == content and pair.bytes - before < 4000
+
+
+def test_a_version_in_use_is_not_fetched():
+    pair, content = Pair(), content_of(1)
+    pair.fetch.used = version(1, content).digest
+    pair.offer(1, content, pinned=True)
+    pair.run()
+    assert not pair.came and pair.bytes < 1000 and not pair.fetch.refused
+
+
 def test_a_version_that_is_not_wanted_costs_no_bytes():
     pair = Pair(lambda what: 'too bad' if what.version.number == 2 else '')
     pair.offer(1, content_of(1))
