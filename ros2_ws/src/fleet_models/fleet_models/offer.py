@@ -6,6 +6,7 @@ import math
 import mmap
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from .session import ENDS, LEASE, Session
 from .source import Source
 
 MOST_READERS = 64
-MOST_WAITING = 4 << 20   # bytes of answers that may wait for the link of a reader
+MOST_WANTS = 256         # questions of a reader that may wait for its link
 _READER = re.compile('[A-Za-z][A-Za-z0-9_]{0,99}')
 
 
@@ -41,6 +42,7 @@ class _Reader:
     number: int                 # the server's number of the session
     robot: str                  # whose key it has; empty: there is no key
     announced: bytes = b''      # the last announcement that was sent to it
+    wants: deque[wire.Want] = field(default_factory=deque)    # questions without an answer
     says: dict[str, Any] = field(default_factory=dict)
 
 
@@ -143,15 +145,30 @@ class Offer:
     def _on_message(self, name: str, message: bytes) -> None:
         reader, what = self._readers[name], wire.read(message)
         if isinstance(what, wire.Want):
-            if reader.session.waiting > MOST_WAITING:
+            if len(reader.wants) >= MOST_WANTS:
                 raise FollowError('a reader must wait for answers before it asks on')
-            reader.session.send(self._source.answer(what))
+            reader.wants.append(what)
+        elif isinstance(what, wire.Drop):
+            for one in reader.wants:
+                reader.session.send(wire.part(one.digest, one.offset, wire.GONE))
+            reader.wants.clear()
         elif isinstance(what, dict):
             reader.says = what
         else:
             raise FollowError('a reader must ask or say, not announce')
 
+    def _answer(self, reader: _Reader) -> None:
+        """Answer as the link carries it, so that an announcement need not wait for all answers."""
+        try:
+            while reader.wants and not reader.session.ended \
+                    and reader.session.waiting < wire.PART_BYTES:
+                reader.session.send(self._source.answer(reader.wants.popleft()))
+        except FollowError as error:
+            reader.session.end(str(error))
+
     def _on_woken(self) -> None:
+        for reader in self._readers.values():
+            self._answer(reader)
         over = any(reader.session.ended for reader in self._readers.values())
         self._alarm.set(0.0 if over else self._deadline)
 
@@ -162,6 +179,7 @@ class Offer:
                 reader.announced = self._source.message
                 reader.session.send(reader.announced)
             reader.session.on_time()
+            self._answer(reader)
             if reader.session.ended:
                 reader.session.close()
                 del self._readers[name]

@@ -29,7 +29,7 @@ from rclpy.node import Node
 
 from . import wire
 from .errors import FollowError
-from .fetch import Fetch, Fetched
+from .fetch import Fetch, Fetched, Questions
 from .session import ENDS, Session
 
 MOST = 64 << 30          # maximum bytes of a version
@@ -224,7 +224,7 @@ class Reader:
         else:
             raise FollowError('a server must announce or answer, not ask')
 
-    def _want(self, questions: list[wire.Want]) -> None:
+    def _want(self, questions: Questions) -> None:
         if self._session is not None:
             for one in questions:
                 self._session.send(wire.want(one))

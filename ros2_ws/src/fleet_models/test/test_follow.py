@@ -9,6 +9,9 @@ import weakref
 
 import pytest
 import torch
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.settings.fleet import LinkConfig
+from fleet_env.settings.fleet_file import link_trace
 from fleet_link.key import new_key, write_key
 from fleet_models import follow
 from fleet_testing import LIMIT, eventually
@@ -20,6 +23,16 @@ torch.set_num_threads(1)
 def net(width=6):
     return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width),
                                torch.nn.Linear(width, 2))
+
+
+class Counting(ShapedLink):
+    """A link that counts the bytes that are sent."""
+
+    bytes = 0
+
+    def send(self, nbytes, publish, now, lossy=False):
+        self.bytes += nbytes
+        super().send(nbytes, publish, now, lossy)
 
 
 @pytest.fixture
@@ -278,6 +291,25 @@ def test_a_name_that_is_given_to_the_node_of_a_program_is_not_that_of_the_reader
 def test_a_robot_has_a_name(robot):
     with pytest.raises(ValueError, match='robot must be a namespace'), follow(net(), robot=robot):
         pass
+
+
+def test_an_announcement_overtakes_the_parts_on_a_slow_link(made, tmp_path):
+    link, mine, large = Counting(link_trace(LinkConfig(rate=4.0))), net(), torch.nn.Linear(1000, 1000)
+    server, first = Offering(tmp_path, link_of=lambda robot: link), net()
+    try:
+        early = server.give(first, .5)
+        with follow(mine) as fleet:
+            assert fleet.wait(LIMIT) and fleet.take()
+            server.give(large, .6)
+            eventually(lambda: fleet._reader.fetch.got > 100_000)
+            before = link.bytes
+            server.announce(early, pinned=True)
+            eventually(lambda: fleet.newest.number == 1)
+            assert link.bytes - before < 200_000      # all questions are 500 kB
+            eventually(lambda: not any(r.wants for r in server.offer._readers.values()))
+            assert link.bytes - before < 200_000
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize('margin', [-.1, 1.5])
