@@ -12,7 +12,7 @@ from fleet_models import wire
 from fleet_models.errors import FollowError
 from fleet_models.fetch import AHEAD, Fetch
 from fleet_models.parts import join, read_index, split
-from fleet_models.source import KEPT, Source
+from fleet_models.source import KEPT, Source, parts_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -42,7 +42,7 @@ class Pair:
         self.wants = deque()       # questions that wait for the link
 
     def offer(self, number, content, pinned=False, accuracy=math.nan):
-        self.source.offer(version(number, content, accuracy), content, pinned)
+        self.source.offer(parts_of(version(number, content, accuracy), content), pinned)
         self.down.append(self.source.message)
 
     def ask(self, questions):
@@ -59,7 +59,7 @@ class Pair:
             else:
                 self.wants.append(what)
         elif self.wants and not self.down:    # an answer when the former one has arrived
-            self.down.append(self.source.answer(self.wants.popleft()))
+            self.down.append(self.source.answer(self.wants.popleft(), 'robot1'))
         elif self.down:
             message = self.down.popleft()
             self.bytes += len(message)
@@ -182,16 +182,29 @@ def test_of_what_a_person_takes_back_no_more_than_a_part_comes():
     assert pair.bytes - before < len(chosen) + wire.PART_BYTES + 100 * AHEAD
 
 
+def test_a_version_that_is_being_fetched_is_not_forgotten_however_many_follow():
+    pair = Pair()
+    contents = [content_of(k, large=500_000) for k in range(KEPT + 3)]
+    pair.offer(1, contents[0])
+    pair.run(60)
+    for number, content in enumerate(contents[1:-1], 2):
+        pair.offer(number, content)
+    pair.run(20)
+    pair.cut()
+    pair.run()
+    assert [f.content for f in pair.came] == [contents[0], contents[-2]]
+
+
 def test_what_the_server_has_no_more_is_replaced_by_the_newest():
     pair = Pair()
     contents = [content_of(k, large=500_000) for k in range(KEPT + 2)]
     pair.offer(1, contents[0])
-    pair.run(5)
-    for number, content in enumerate(contents[1:], 2):
-        pair.source.offer(version(number, content), content)
-    pair.down.append(pair.source.message)
+    pair.run(60)
+    pair.source = Source()      # another process, which has fewer versions
+    pair.cut()
+    pair.offer(2, contents[1])
     pair.run()
-    assert [f.content for f in pair.came] == [contents[-1]]
+    assert [f.content for f in pair.came] == [contents[1]]
 
 
 def test_a_version_that_the_server_does_not_know_is_not_asked_for_again_and_again():
@@ -297,14 +310,14 @@ def test_parts_of_another_file_do_not_make_the_announced_one():
 @pytest.mark.parametrize('wanted', [(0, 0), (0, wire.PART_BYTES + 1), (10**9, 5)])
 def test_a_server_refuses_questions_that_no_reader_asks(wanted):
     source, content = Source(), content_of(1)
-    source.offer(version(1, content), content)
+    source.offer(parts_of(version(1, content), content))
     digest = split(memoryview(content))[0].digests[0]
     with pytest.raises(FollowError):
-        source.answer(wire.Want(digest, *wanted))
+        source.answer(wire.Want(digest, *wanted), 'robot1')
 
 
 def test_a_file_that_was_changed_is_not_offered():
     source, content = Source(), content_of(1)
     with pytest.raises(FollowError, match='was changed'):
-        source.offer(version(1, content), content + b'x')
+        source.offer(parts_of(version(1, content), content + b'x'))
     assert not source.message

@@ -13,7 +13,7 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import LinkConfig
 from fleet_env.settings.fleet_file import link_trace
 from fleet_link.key import new_key, write_key
-from fleet_models import follow
+from fleet_models import follow, offer
 from fleet_testing import LIMIT, eventually
 from offering import Offering
 
@@ -294,8 +294,8 @@ def test_a_robot_has_a_name(robot):
 
 
 def test_an_announcement_overtakes_the_parts_on_a_slow_link(made, tmp_path):
-    link, mine, large = Counting(link_trace(LinkConfig(rate=4.0))), net(), torch.nn.Linear(1000, 1000)
-    server, first = Offering(tmp_path, link_of=lambda robot: link), net()
+    link, large = Counting(link_trace(LinkConfig(rate=4.0))), torch.nn.Linear(1000, 1000)
+    server, first, mine = Offering(tmp_path, link_of=lambda robot: link), net(), net()
     try:
         early = server.give(first, .5)
         with follow(mine) as fleet:
@@ -310,6 +310,34 @@ def test_an_announcement_overtakes_the_parts_on_a_slow_link(made, tmp_path):
             assert link.bytes - before < 200_000
     finally:
         server.close()
+
+
+def test_a_large_version_is_read_beside_the_servers_node(made, tmp_path, monkeypatch):
+    server, go_on = made(tmp_path), threading.Event()
+    read = offer.parts_of
+    monkeypatch.setattr(offer, 'parts_of', lambda *args: go_on.wait(LIMIT) and read(*args))
+    mine, last, done = net(), net(), []
+    for value in (.5, .6):
+        server.give(net(), value)
+    server.give(last, .7)
+    server.spinning._executor.create_task(lambda: done.append(True))
+    eventually(lambda: done)       # the node goes on
+    assert server.offer._source.offered is None
+    go_on.set()
+    with follow(mine) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take() and same(mine, last)
+
+
+@pytest.mark.parametrize('content', [b'', b'another file'])
+def test_a_file_that_was_changed_is_not_offered_and_the_next_is(made, tmp_path, content):
+    server, mine, good = made(tmp_path), net(), net()
+    version = server.write(net(), .5)
+    (server.store.path(version.number) / 'model.safetensors').write_bytes(content)
+    server.announce(version)
+    eventually(lambda: server.offer._wanted is None and server.offer._reading is None)
+    server.give(good, .6)
+    with follow(mine) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take() and same(mine, good)
 
 
 @pytest.mark.parametrize('margin', [-.1, 1.5])
