@@ -28,6 +28,10 @@ from .wire import Announcement
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# Seconds in which the owner of a version that was prepared can take it up before the next one is
+# prepared. Without them, versions that come faster than they are prepared would never be taken.
+GRACE = 10.0
+
 # Makes of a model's new tensors what can be put in the place of the present model.
 Prepare = Callable[[dict[str, 'Tensor']], Any]
 
@@ -117,7 +121,7 @@ class Follower:
                 self._ready = None
             if self._keep is not None:
                 self._to_keep = ready
-                self._changed.notify_all()
+            self._changed.notify_all()
         self._reader.fetch.used = ready.version.digest
         self._reader.say()
 
@@ -127,6 +131,7 @@ class Follower:
             self._refused = f'version {ready.version.number}: {why}'
             if self._ready is ready:
                 self._ready = None
+            self._changed.notify_all()
         self._reader.say()
 
     @property
@@ -223,8 +228,10 @@ class Follower:
             if self._check is not None:
                 found = checked(self._check, with_state(self._model, state))
             with self._changed:
+                if self._prepare is not None:   # it may close what it has prepared before
+                    self._changed.wait_for(lambda: self._ready is None or self._closed, GRACE)
+                    self._ready = None
                 self._compare(version, found, pinned)
-                self._ready = None     # its owner has had time enough to take it up
             prepared = None if self._prepare is None else self._prepare(state)
         except Exception as error:     # the model, or what is prepared of it, can raise anything
             if self._closed:

@@ -1,5 +1,6 @@
 """A program follows a model over real DDS: with and without a key, restarts and refusals."""
 
+import contextlib
 import gc
 import math
 import sys
@@ -13,7 +14,8 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import LinkConfig
 from fleet_env.settings.fleet_file import link_trace
 from fleet_link.key import new_key, write_key
-from fleet_models import follow, offer
+from fleet_models import Follower, follow, following, offer
+from fleet_models.reader import ReaderOptions
 from fleet_testing import LIMIT, eventually
 from offering import Offering
 
@@ -338,6 +340,25 @@ def test_a_file_that_was_changed_is_not_offered_and_the_next_is(made, tmp_path, 
     server.give(good, .6)
     with follow(mine) as fleet:
         assert fleet.wait(LIMIT) and fleet.take() and same(mine, good)
+
+
+def test_a_version_that_was_prepared_is_taken_although_the_next_is_here(
+        made, tmp_path, monkeypatch):
+    monkeypatch.setattr(following, 'GRACE', LIMIT)
+    server, mine, prepared = made(tmp_path), net(), []
+
+    def prepare(state):
+        if not prepared:
+            server.give(net(), .6)
+            eventually(lambda: fleet._fetched is not None)
+        prepared.append(state)
+        return len(prepared)
+    with contextlib.closing(Follower(mine, ReaderOptions(), prepare=prepare)) as fleet:
+        server.give(net(), .5)
+        eventually(lambda: fleet._fetched is None and fleet.ready is not None)
+        assert fleet.ready.prepared == 1 and len(prepared) == 1
+        fleet.taken(fleet.ready)
+        assert fleet.wait(LIMIT) and fleet.ready.prepared == 2
 
 
 @pytest.mark.parametrize('margin', [-.1, 1.5])
