@@ -298,6 +298,13 @@ def test_no_message_of_a_stranger_does_more_than_raise(data):
             read(data)
 
 
+def test_an_accuracy_of_many_digits_is_no_accuracy():
+    source, content = Source(), content_of(1)
+    source.offer(parts_of(version(1, content, .5), content))
+    with pytest.raises(FollowError, match="'accuracy' must have at most 32 bits"):
+        wire.read(source.message.replace(b'"accuracy": 0.5', b'"accuracy": 1' + 400 * b'0'))
+
+
 def test_parts_of_another_file_do_not_make_the_announced_one():
     content = content_of(1)
     index, tensors = split(memoryview(content))
