@@ -13,7 +13,7 @@ VENV := .venv$(addprefix -,$(filter-out jazzy,$(ROS)))
 IN = $(if $(SOURCED),. $(abspath $(VENV))/setup.sh &&)
 BIN := $(abspath $(VENV))/bin
 PACKAGES := ros2_ws/src/fleet_env ros2_ws/src/fleet_link ros2_ws/src/fleet_ros \
-            ros2_ws/src/fleet_compute ros2_ws/src/rog_core \
+            ros2_ws/src/fleet_compute ros2_ws/src/fleet_models ros2_ws/src/rog_core \
             ros2_ws/src/rog_methods_local ros2_ws/src/rog_tasks ros2_ws/src/rog_ros \
             ros2_ws/src/rog_ps ros2_ws/src/rog_worker \
             ros2_ws/src/rog_sim ros2_ws/src/rog_cli ros2_ws/src/rog_view ros2_ws/src/fleet_emulation \

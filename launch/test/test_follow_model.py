@@ -44,6 +44,12 @@ def test_what_a_fleet_learns_is_taken_up_while_it_trains(fleet, capsys):
                 seen.add(number)
             return len(seen)
         fleet.until(lambda: took() >= 3, 'three versions')
+        own = tiny_task.Tiny(seed=3).model()
+        with follow(own, 'local', robot='robot1') as local:    # what robot1 has, whoever's it is
+            fleet.until(lambda: local.take() and local.version.iteration > 0, 'its own model')
+            begun = local.version.iteration
+            fleet.until(lambda: local.take() and local.version.iteration > begun, 'a newer one')
+        assert not same(own, tiny_task.Tiny(seed=3).model())
         fleet.kill('server')
         fleet.start('server', resume=True, **KEEP)
         count = len(seen)

@@ -21,6 +21,7 @@ from fleet_env.versions import ABOUT_FILE, MODEL_FILE, SCHEMA, Version, read_abo
 
 from .errors import FollowError
 from .fetch import Fetched
+from .local import LOCAL, LocalReader
 from .reader import Reader, ReaderOptions
 from .taking import MARGIN, Check, Use, checked, disapproval, refusal, tensors_of
 from .wire import Announcement
@@ -50,7 +51,8 @@ class Ready(NamedTuple):
 class FollowOptions:
     """What a part of the suite follows, and what it takes up; see `follow`.
 
-    ``server``: namespace of the fleet; empty: nothing is followed.
+    ``server``: namespace of the fleet; `local`: the worker of this robot; empty: nothing is
+    followed.
     """
 
     server: str = ''
@@ -95,7 +97,11 @@ class Follower:
         kept = self._read_kept()
         if kept is not None:
             self._examine(kept[0], kept[1], True)
-        self._reader = Reader(options, self._refusal, self._on_fetched, self.says)
+        self._reader: Reader | LocalReader
+        if options.server == LOCAL:
+            self._reader = LocalReader(options.robot, self._refusal, self._on_fetched)
+        else:
+            self._reader = Reader(options, self._refusal, self._on_fetched, self.says)
         if kept is not None:
             self._reader.fetch.know(kept[1])
         self._examining = threading.Thread(target=self._examine_all, name='examine', daemon=True)
@@ -366,7 +372,8 @@ def follow(model: nn.Module, server: str = '/rog', margin: float = MARGIN,
 
     :param model: a model of the fleet's task; `Following.take` changes its weights, nothing else
         does.
-    :param server: namespace of the fleet.
+    :param server: namespace of the fleet; or `local`: the model that the worker of ``robot`` on
+        this machine trains, with the rows that it has.
     :param margin: a version is taken if its accuracy, 0 to 1, is at most so much below that of the
         one in use.
     :param check: called with a copy of the model with the new weights; returns how good it is, the

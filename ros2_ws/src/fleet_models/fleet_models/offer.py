@@ -46,6 +46,21 @@ class _Reader:
     says: dict[str, Any] = field(default_factory=dict)
 
 
+def said(says: dict[str, Any]) -> str:
+    """Return in words what a reader says of itself; it may have sent anything."""
+    number, accuracy = says.get('version'), says.get('accuracy')
+    if type(number) is not int:
+        using = 'no version yet'
+    elif isinstance(accuracy, float):
+        using = f'version {number}, {100 * accuracy:.1f} %'
+    else:
+        using = f'version {number}'
+    part, reason = says.get('fetched'), str(says.get('reason') or '')[:200]
+    if isinstance(part, float):
+        using += f'; fetching {says.get("newest")!s:.20}, {100 * part:.0f} %'
+    return f'{using}; {reason}' if reason else using
+
+
 class Offer:
     """Offers the versions of a model in the namespace of a node, whose executor calls it.
 
@@ -65,6 +80,7 @@ class Offer:
         self._publisher = node.create_publisher(ModelVersion, 'model_version', STATUS)
         serve(node, Follow, 'follow', self._on_follow, self._answerer, self._refused)
         self._alarm = Alarm(self._on_time, node)
+        self.unread = ''         # why the last version that was to be offered is not
         self._wanted: tuple[Version, Path, bool] | None = None   # to be offered when it is read
         self._read: Parts | str | None = None     # the outcome of the thread that reads a version
         self._reading: Version | None = None
@@ -113,9 +129,10 @@ class Offer:
             self._begin_to_read()
             return
         pinned, self._wanted = self._wanted[2], None
+        before, self.unread = self.unread, '' if isinstance(read, Parts) else read
         if isinstance(read, Parts):
             self._offer(read, pinned)
-        else:
+        elif self.unread != before:
             self._node.get_logger().error(f'followers do not get the new version: {read}')
 
     def _offer(self, parts: Parts, pinned: bool) -> None:
@@ -136,6 +153,10 @@ class Offer:
     def readers(self) -> dict[str, dict[str, Any]]:
         """What each reader has last said of itself, by its name."""
         return {name: reader.says for name, reader in self._readers.items()}
+
+    def lines(self) -> list[str]:
+        """Return a line about each reader, for people."""
+        return [f'{name}: {said(reader.says)}' for name, reader in self._readers.items()]
 
     def close(self) -> None:
         """Tell the readers that this process ends."""

@@ -336,7 +336,7 @@ def test_a_file_that_was_changed_is_not_offered_and_the_next_is(made, tmp_path, 
     version = server.write(net(), .5)
     (server.store.path(version.number) / 'model.safetensors').write_bytes(content)
     server.announce(version)
-    eventually(lambda: server.offer._wanted is None and server.offer._reading is None)
+    eventually(lambda: server.offer.unread)
     server.give(good, .6)
     with follow(mine) as fleet:
         assert fleet.wait(LIMIT) and fleet.take() and same(mine, good)

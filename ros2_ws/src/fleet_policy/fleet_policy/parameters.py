@@ -31,7 +31,8 @@ class PolicySettings(ManagedSettings, LinkSettings, CoreSettings):
     server: str = setting('/lopinfer', "namespace of LOPInfer's server; several, separated by "
                                        'commas: the fastest takes an inference')
     follow: str = setting('', 'namespace of a fleet, such as /rog: the policy takes up what the '
-                              'fleet learns, between two inferences; empty: its weights stay',
+                              "fleet learns, between two inferences; local: what this robot's "
+                              'worker trains; empty: its weights stay',
                           empty=True)
     follow_margin: float = setting(MARGIN, 'a version is taken up if its accuracy is at most so '
                                            'much below that of the one in use', ge=0.0, le=1.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from fleet_env.command import at_least_one
-from fleet_env.settings.base import Text, from_flat, knobs
+from fleet_env.settings.base import Text, flat, from_flat, knobs
 from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import is_loopback
@@ -64,19 +65,26 @@ def server_arguments(options: argparse.Namespace, parameters: Mapping[str, Any],
 
 def ros_arguments(parameters: Mapping[str, Any]) -> list[str]:
     """Return the ROS arguments that give nodes these parameters, except those of None or ''."""
+    # A text is quoted, because ROS 2 would read inf or 2024 as a number.
     return ['--ros-args', *(part for name, value in parameters.items() if value not in (None, '')
-                            for part in ('-p', f'{name}:={value}'))]
+                            for part in ('-p', f'{name}:={json.dumps(value, default=str)}'))]
 
 
-def chosen_network(options: argparse.Namespace) -> ReachConfig:
-    """Return the network settings that the options give.
-
-    :raises SettingError: a value is invalid; the message names the option.
-    """
+def given_network(options: argparse.Namespace) -> dict[str, Text]:
+    """Return name of a network setting -> text, for the options that the user has given."""
     given = {knob.name: getattr(options, f'network.{knob.name}', None)
              for knob in knobs(ReachConfig)}
-    return from_flat(ReachConfig, {name: Text(text) for name, text in given.items()
-                                   if text is not None}, '--')
+    return {name: Text(text) for name, text in given.items() if text is not None}
+
+
+def chosen_network(options: argparse.Namespace, usual: ReachConfig | None = None) -> ReachConfig:
+    """Return the network settings that the options give.
+
+    :param usual: the settings that the options change; default: those of `ReachConfig`.
+    :raises SettingError: a value is invalid; the message names the option.
+    """
+    return from_flat(ReachConfig, {**(flat(usual) if usual else {}), **given_network(options)},
+                     '--')
 
 
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import rclpy
+from fleet_env.command import use_utf8
 from fleet_env.settings.fleet import ReachConfig
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -47,6 +48,8 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     :param settings: class of the node's settings, as ``package.module:Class``.
     :param ends: whether this function also ends the process if ``arguments`` are given.
     """
+    if arguments is None:
+        use_utf8()
     given = sys.argv[1:] if arguments is None else arguments
     if {'-h', '--help'} & set(takewhile('--ros-args'.__ne__, given)):
         print(_help(settings))
@@ -130,6 +133,8 @@ def explained(error: Exception, packages: Collection[str]) -> str:
 def _advice(error: str) -> str:
     if 'logging' in error:
         return 'Set ROS_LOG_DIR to a folder that can be written'
+    if 'namespace' in error:
+        return 'A namespace has at most 64 letters, digits and single underscores between slashes'
     return ('Check the arguments, ROS_DOMAIN_ID (0 to 232), the network interfaces that the '
             'profile of DDS names, and whether file descriptors are left (ulimit -n)')
 

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
 from fleet_models import FollowOptions

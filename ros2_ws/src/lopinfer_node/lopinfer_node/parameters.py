@@ -58,6 +58,10 @@ class ServerSettings(ManagedSettings, NodeSettings, Limits):
     device: str = setting('cpu', 'device that computes; several of one kind, separated by commas, '
                                  'compute at the same time', **several(DEVICE))
 
+    follow: str = setting('', 'namespace of a fleet, such as /rog, whose model robots follow: the '
+                              'server fetches its versions, so robots need not send them; empty: '
+                              'none', empty=True)
+
     def chosen_devices(self) -> str:
         """Return the devices, as PyTorch calls them, separated by commas.
 

@@ -598,6 +598,7 @@ def test_a_model_whose_files_made_room_for_another_is_asked_for_again():
 
 def test_a_client_that_says_that_it_ends_gives_its_name_free_and_its_memory():
     server = serving('robot1')
+    free = server.free('cpu')
     server.on_piece('robot1', pieces_of([np.arange(12)], 1)[0], 0.0)
     goodbye = Ack(0, 0, 0.0, 5, LEAVING)
     for _ in range(2):    # the answer may be lost
@@ -608,4 +609,4 @@ def test_a_client_that_says_that_it_ends_gives_its_name_free_and_its_memory():
     assert server.clients == ['robot1']
     server.on_ack('robot1', Ack(0, 0, 0.0, 6, LEAVING), 0.3)
     assert server.deadline < 2 and server.on_time(server.deadline) == [Leave('robot1')]
-    assert server.used == 0 and not server.clients
+    assert server.free('cpu') >= free and not server.clients

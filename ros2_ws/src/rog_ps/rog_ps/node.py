@@ -286,6 +286,7 @@ class ParameterServerNode(ManagedNode):
             self._reports.relay.publish(message)
         if self.peers[robot].is_recorded(message, member):
             self.files.record(lambda recorder: recorder.status(self.elapsed, message))
+        self._reports.remember(message)
         self._presence.on_status(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, time.monotonic()))
@@ -363,6 +364,7 @@ class ParameterServerNode(ManagedNode):
         self._presence.report_away(self.machine.members.values())
         if self._reports.is_due(self.machine):
             self._publish_status()
+        self._reports.tell_newcomers()
         for member in self.machine.members.values():
             if member.alive and not self.done:
                 self.peers[member.robot].beat(process_of(self.machine.incarnation),
@@ -485,11 +487,13 @@ class ParameterServerNode(ManagedNode):
             # Another server continues the run. The robots would believe that the status `stopped`
             # is from that server.
             return
-        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
+        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused,
+                             [] if self._offer is None else self._offer.lines())
 
     def _diagnose(self) -> None:
         above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
         self._reports.diagnose(self.machine, self.files.unsaved, above, self.dropped,
+                               [] if self._offer is None else self._offer.lines(),
                                {name: peer.base for name, peer in self.peers.items()})
 
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from fleet_env.emulated.stragglers import Stragglers
+from fleet_models.local import Share
 from fleet_ros.device import torch_device
 from rog_core.errors import GradientError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
@@ -51,6 +52,7 @@ class Training:
             config=TransferConfig.of(settings), sgd=SgdConfig.of(settings), data=self.data)
         stragglers = Stragglers(settings.stragglers, settings.seed, settings.rank)
         evaluated = 0
+        share = Share(node.get_namespace(), training.task, self.model)
         while not (optimizer.stopped or stop.is_set()):
             began = time.monotonic()
             finished = optimizer.iteration - 1
@@ -70,6 +72,9 @@ class Training:
                 optimizer.step()
             except GradientError as error:
                 raise GradientError(f'iteration {finished + 1}: {error}') from error
+            share.offer(finished + 1, time.monotonic())
+            if share.error:
+                node.get_logger().warning(share.error, throttle_duration_sec=60.0)
         if not node.error and not stop.is_set():
             self._evaluate(node.machine.iteration if node.machine else 0)
 

@@ -27,9 +27,13 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--weights', default='', metavar='PATH,...',
                         help="weights of these models, in their order: folders of a fleet's run, "
                              'or files of a state_dict (default: their own)')
+    parser.add_argument('--follow', default='', metavar='NAMESPACE',
+                        help='namespace of a fleet, such as /rog, whose model robots follow: the '
+                             'server fetches its versions, so robots need not send them')
 
 
 def _run(options: argparse.Namespace) -> int:
     join_network(options)
     return server_main(server_arguments(
-        options, {'models': options.models, 'weights': options.weights}, options.name))
+        options, {'models': options.models, 'weights': options.weights, 'follow': options.follow},
+        options.name))

@@ -38,6 +38,7 @@ from .traced import Traced, content_of
 
 GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
 MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
+FOLLOWED = re.compile('followed-([0-9]+)')  # name of a folder with the weights of a fleet's model
 
 
 def save(traced: Traced, directory: Path) -> None:
@@ -75,7 +76,7 @@ def lacking(directory: Path) -> dict[str, str]:
 
 
 def _contents(directory: Path) -> dict[str, str]:
-    contents = json.loads((directory / CONTENTS).read_text())
+    contents = json.loads((directory / CONTENTS).read_text(encoding='utf-8'))
     if type(contents) is not dict or not all(
             type(c) is str and MODEL.fullmatch(c) for c in contents.values()):
         raise ValueError(f'{CONTENTS} must have the SHA-256 of each weight')
@@ -83,11 +84,12 @@ def _contents(directory: Path) -> dict[str, str]:
 
 
 class Index:
-    """Which weights are in the files of the complete models in a folder."""
+    """Which weights are in the files of the complete models in a folder, and of `FOLLOWED`."""
 
     def __init__(self, models: Path) -> None:
         self._found: dict[str, list[tuple[Path, str]]] = {}   # by content: (folder, name)
-        for folder in sorted(p for p in models.iterdir() if MODEL.fullmatch(p.name)):
+        for folder in sorted(p for p in models.iterdir()
+                             if MODEL.fullmatch(p.name) or FOLLOWED.fullmatch(p.name)):
             try:
                 contents, there = _contents(folder), _names(folder / WEIGHTS)
             except (OSError, ValueError, RecursionError, SafetensorError):
@@ -110,7 +112,7 @@ def _names(path: Path) -> set[str]:
 def load(directory: Path, device: str = 'cpu') -> Traced:
     """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
     try:
-        document = json.loads((directory / GRAPH).read_text())
+        document = json.loads((directory / GRAPH).read_text(encoding='utf-8'))
         weights = _weights(directory / WEIGHTS, device) | _others(directory, device)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error

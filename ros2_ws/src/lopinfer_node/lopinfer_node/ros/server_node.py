@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from fleet_env.durable import finite
+from fleet_models.fetch import Fetched
+from fleet_models.reader import Reader, ReaderOptions
 from fleet_ros.parameters import declare
 from fleet_ros.serving import ServerNode as AnyServerNode
 
+from ..errors import ModelError
 from ..model import zoo
 from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
@@ -39,6 +43,26 @@ class ServerNode(AnyServerNode):
         for name, weights in models:
             self.get_logger().info(f'preparing {name}')
             server.add(traced_of_images(name, zoo.IMAGE[2:], weights=weights))
+
+        if settings.follow:
+            self._follow(server, settings)
+
+    def _follow(self, server: Server, settings: ServerSettings) -> None:
+        """Keep the weights of each version that a fleet offers."""
+        said: dict[str, Any] = {'version': None, 'reason': ''}
+
+        def take(fetched: Fetched) -> None:
+            version = fetched.announcement.version
+            try:
+                server.store.keep_weights(fetched.content)
+                said.update(version=version.number, accuracy=version.accuracy, reason='')
+            except (ModelError, OSError) as error:
+                said['reason'] = f'version {version.number} cannot be kept: {error}'
+                self.get_logger().error(said['reason'])
+        robot = self.get_namespace().strip('/') or 'lopinfer'
+        reader = Reader(ReaderOptions(settings.follow, robot, settings.security),
+                        lambda what: '', take, lambda: finite(said))
+        self.held.callback(reader.close)
 
     def activate(self) -> None:
         """Accept requests of robots."""

@@ -65,7 +65,8 @@ def _run(options: argparse.Namespace) -> int:
         replace(RRTO, arguments=ros_arguments({'name': options.name,
                                                'programs': options.programs})),
         replace(LOPINFER, arguments=ros_arguments({'models': options.models,
-                                                   'weights': options.weights}))],
+                                                   'weights': options.weights,
+                                                   'follow': options.follow}))],
         ['fleet', *server_arguments(options, {}, options.name or NAME)])
 
 
@@ -78,7 +79,7 @@ def _in_cluster(options: argparse.Namespace) -> int:
     given = {'device': devices[options.device],
              'key': options.key and Path(options.key).resolve(),
              **{name: getattr(options, name) for name in (
-                 'models', 'weights', 'programs', 'threads', 'memory')},
+                 'models', 'weights', 'follow', 'programs', 'threads', 'memory')},
              **{knob.name.replace('_', '-'): getattr(options, f'network.{knob.name}', None)
                 for knob in knobs(ReachConfig)}}
     arguments = [word for name, value in given.items() if value not in (None, '')
