@@ -279,6 +279,8 @@ def _value(data: dict[str, Any], name: str, kind: type) -> Any:
     if name not in data:
         raise ValueError(f'it lacks {name!r}')
     value = data[name]
+    if type(value) is int and not 0 <= value < 1 << 32:     # as in fleet_msgs/ModelVersion
+        raise ValueError(f'{name!r} must have at most 32 bits')
     if kind is float:
         value = math.nan if value is None else value
         if isinstance(value, int | float) and not isinstance(value, bool):

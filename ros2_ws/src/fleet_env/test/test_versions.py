@@ -49,6 +49,8 @@ def test_without_an_accuracy_only_the_newest_are_kept(tmp_path):
     ('{"schema": "rog-version/9"}', "got 'rog-version/9'"),
     ('{"schema": "rog-version/1", "number": 1}', "lacks 'parent'"),
     ('{"schema": "rog-version/1", "number": true}', "'number' must be of type int"),
+    ('{"schema": "rog-version/1", "number": 4294967296}', "'number' must have at most 32 bits"),
+    ('{"schema": "rog-version/1", "number": 1, "parent": -1}', "'parent' must have at most 32"),
     ('[' * 100_000, 'cannot be read'), (None, 'no such file')])
 def test_a_damaged_description_is_skipped_with_the_reason(tmp_path, text, words):
     store = Versions(tmp_path)

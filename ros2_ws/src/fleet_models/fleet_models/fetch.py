@@ -16,7 +16,10 @@ from . import wire
 from .errors import FollowError
 from .parts import MOST_HEADER, Index, join, read_index, split
 
-AHEAD = 4     # questions that wait for an answer, so that an empty link need not wait for the next
+AHEAD = 32    # questions that wait for an answer, so that an empty link need not wait for the next
+
+
+Questions = list[wire.Want | wire.Drop]
 
 
 class Fetched(NamedTuple):
@@ -40,7 +43,8 @@ class Fetch:
         self.present: wire.Announcement | None = None  # the one that is being fetched
         self.refused = ''           # why `newest` is not fetched
         self.got = 0                # bytes of `present` that are here
-        self._done = ''             # digest of the last version that was fetched whole
+        self.used = ''              # digest of the version in use, which is not fetched
+        self._done = '', False      # digest of the last version that came whole; whether pinned
         self._index: Index | None = None
         self._whole: dict[bytes, bytes | bytearray] = {}     # parts that are here, by SHA-256
         self._partial: dict[bytes, bytearray] = {}
@@ -52,20 +56,24 @@ class Fetch:
         """Begin a session: the questions of the former one get no answer."""
         self._asked.clear()
 
-    def questions(self) -> list[wire.Want]:
+    def questions(self) -> Questions:
         """Return the next questions; call it when a session is open."""
         return self._begin()
 
-    def on_announced(self, what: wire.Announcement) -> list[wire.Want]:
+    def on_announced(self, what: wire.Announcement) -> Questions:
         """Handle an announcement; return the next questions."""
         self.newest = what
         self.refused = self._refusal(what)
-        if self.present is not None and what.pinned \
-                and what.version.digest != self.present.version.digest:
+        if self.present is not None and what.pinned and not self._is_newest(self.present):
             self._end()
+            return [wire.Drop(), *self._begin()]
         return self._begin()
 
-    def on_part(self, part: wire.Part) -> tuple[Fetched | None, list[wire.Want]]:
+    def _is_newest(self, what: wire.Announcement | None) -> bool:
+        return what is not None and self.newest is not None \
+            and what.version.digest == self.newest.version.digest
+
+    def on_part(self, part: wire.Part) -> tuple[Fetched | None, Questions]:
         """Handle an answer; return the version if it is whole now, and the next questions.
 
         :raises FollowError: the answer is wrong; what it was about is fetched again.
@@ -79,6 +87,8 @@ class Fetch:
             self._end()
             raise FollowError('an answer must be to the oldest question')
         if part.total == wire.GONE:
+            if self._is_newest(self.present):    # the server has another one, and will announce it
+                self.newest = None
             self._end()
             return None, self._begin()
         size = self._missing[part.digest]
@@ -103,10 +113,11 @@ class Fetch:
             self._whole[part.digest] = held
         return self._completed()
 
-    def _begin(self) -> list[wire.Want]:
+    def _begin(self) -> Questions:
         """Begin to fetch the newest version if it is wanted and nothing is being fetched."""
         what = self.newest
-        if self.present is not None or what is None or what.version.digest == self._done:
+        if self.present is not None or what is None or what.version.digest == self.used \
+                or self._done in ((what.version.digest, what.pinned), (what.version.digest, True)):
             return self._questions()
         self.refused = self._refusal(what)
         if not self.refused and what.size > self._most:
@@ -138,7 +149,7 @@ class Fetch:
             else:
                 self._whole[digest] = b''
 
-    def _completed(self) -> tuple[Fetched | None, list[wire.Want]]:
+    def _completed(self) -> tuple[Fetched | None, Questions]:
         if self._missing or self._index is None or self.present is None:
             return None, self._questions()
         what, index = self.present, self._index
@@ -150,19 +161,20 @@ class Fetch:
         except (FollowError, KeyError):
             self._whole.clear()
             raise
-        self._done = what.version.digest
+        self._done = what.version.digest, what.pinned
         return Fetched(what, content), self._begin()
 
-    def _questions(self) -> list[wire.Want]:
+    def _questions(self) -> Questions:
         """Return the next questions, at most as many as may wait for an answer."""
-        new: list[wire.Want] = []
+        new: Questions = []
         asked = {w.digest: w.offset + w.length for w in self._asked if w is not None}
         for digest, size in self._missing.items():
             at = asked.get(digest, len(self._partial.get(digest, b'')))
             while at < size and len(self._asked) < AHEAD:
-                new.append(wire.Want(digest, at, min(wire.PART_BYTES, size - at)))
-                self._asked.append(new[-1])
-                at += new[-1].length
+                one = wire.Want(digest, at, min(wire.PART_BYTES, size - at))
+                new.append(one)
+                self._asked.append(one)
+                at += one.length
             if len(self._asked) >= AHEAD:
                 break
         return new

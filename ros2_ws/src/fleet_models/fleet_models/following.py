@@ -23,11 +23,15 @@ from .errors import FollowError
 from .fetch import Fetched
 from .local import LOCAL, LocalReader
 from .reader import Reader, ReaderOptions
-from .taking import MARGIN, Check, Use, checked, refusal, tensors_of
+from .taking import MARGIN, Check, Use, checked, disapproval, refusal, tensors_of
 from .wire import Announcement
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+# Seconds in which the owner of a version that was prepared can take it up before the next one is
+# prepared. Without them, versions that come faster than they are prepared would never be taken.
+GRACE = 10.0
 
 # Makes of a model's new tensors what can be put in the place of the present model.
 Prepare = Callable[[dict[str, 'Tensor']], Any]
@@ -86,6 +90,9 @@ class Follower:
         self._ready: Ready | None = None
         self._changed = threading.Condition()
         self._fetched: Fetched | None = None     # to be examined
+        self._to_keep: Ready | None = None
+        self._keeping = threading.Lock()         # held while a version is written
+        self._unkept = ''           # why the version in use cannot be kept
         self._closed = False
         kept = self._read_kept()
         if kept is not None:
@@ -105,7 +112,11 @@ class Follower:
     @property
     def ready(self) -> Ready | None:
         """The version to take up now; None: the present one stays."""
-        return self._ready
+        ready, newest = self._ready, self._reader.fetch.newest
+        if ready is not None and newest is not None and newest.pinned \
+                and newest.version.digest != ready.version.digest:
+            return None     # a person wants another one
+        return ready
 
     def taken(self, ready: Ready) -> None:
         """Note that a version is in use from now on."""
@@ -114,8 +125,10 @@ class Follower:
             self._refused = ''
             if self._ready is ready:
                 self._ready = None
-        if self._keep is not None:
-            self._write_kept(ready)
+            if self._keep is not None:
+                self._to_keep = ready
+            self._changed.notify_all()
+        self._reader.fetch.used = ready.version.digest
         self._reader.say()
 
     def refuse(self, ready: Ready, why: str) -> None:
@@ -124,6 +137,7 @@ class Follower:
             self._refused = f'version {ready.version.number}: {why}'
             if self._ready is ready:
                 self._ready = None
+            self._changed.notify_all()
         self._reader.say()
 
     @property
@@ -144,11 +158,11 @@ class Follower:
 
     @property
     def reason(self) -> str:
-        """Why the newest version is not in use; empty if it is, or is on its way."""
+        """Why the newest version is not in use, or cannot be kept; empty if all is well."""
         newest, fetch = self._reader.fetch.newest, self._reader.fetch
         if newest is not None and self._use.version is not None \
                 and newest.version.digest == self._use.version.digest:
-            return ''
+            return self._unkept
         if newest is not None and fetch.refused:
             return f'version {newest.version.number} is not taken: {fetch.refused}'
         return self._refused or self._reader.trouble
@@ -166,7 +180,8 @@ class Follower:
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds`` until a version is ready; return whether one is."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._ready is not None, seconds)
+            self._changed.wait_for(lambda: self._closed or self.ready is not None, seconds)
+        return self.ready is not None
 
     def close(self) -> None:
         """Follow no longer; what is in use stays."""
@@ -174,11 +189,18 @@ class Follower:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._write_kept()
 
     # -- the reader's thread, and one that examines, because a check may take long -----------------
 
+    @property
+    def _best(self) -> Use:
+        """The version that will be in use soon, or is in use."""
+        ready = self._ready
+        return self._use if ready is None else Use(ready.version, ready.checked)
+
     def _refusal(self, what: Announcement) -> str:
-        return refusal(what, self._use, self._margin)
+        return '' if what.pinned else refusal(what.version, self._best, self._margin)
 
     def _on_fetched(self, fetched: Fetched) -> None:
         with self._changed:
@@ -186,16 +208,23 @@ class Follower:
             self._changed.notify_all()
 
     def _examine_all(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._fetched is not None)
-                fetched, self._fetched = self._fetched, None
-                if self._closed or fetched is None:
-                    return
-                self._ready = None     # its owner has had time enough to take it up
+        while self._examine_next():     # each in a frame of its own, which holds the version
+            pass
+
+    def _examine_next(self) -> bool:
+        """Wait for a version that is to be kept or examined; return whether this goes on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._fetched is not None
+                                   or self._to_keep is not None)
+            fetched, self._fetched = self._fetched, None
+            if self._closed:
+                return False
+        self._write_kept()
+        if fetched is not None:
             what = fetched.announcement
             self._examine(what.version, fetched.content, what.pinned)
             self._reader.say()
+        return True
 
     def _examine(self, version: Version, content: bytes, pinned: bool) -> None:
         """Check a version whose file is here; offer it to the owner, or say why not."""
@@ -203,19 +232,38 @@ class Follower:
             state = tensors_of(content, self._model)
             found = math.nan
             if self._check is not None:
-                found = checked(self._check, with_state(self._model, state), self._use,
-                                self._margin, pinned)
+                found = checked(self._check, with_state(self._model, state))
+            with self._changed:
+                if self._prepare is not None:   # it may close what it has prepared before
+                    self._changed.wait_for(lambda: self._ready is None or self._closed, GRACE)
+                    self._ready = None
+                self._compare(version, found, pinned)
             prepared = None if self._prepare is None else self._prepare(state)
-        except FollowError as error:
+        except Exception as error:     # the model, or what is prepared of it, can raise anything
             if self._closed:
                 return
+            why = str(error) if isinstance(error, FollowError) else \
+                f'{type(error).__name__}: {str(error)[:300]}'
             with self._changed:
-                self._refused = f'version {version.number} is not taken: {error}'
+                self._refused = f'version {version.number} is not taken: {why}'
             return
         with self._changed:
             self._ready = Ready(version, state, prepared, found, content)
             self._refused = ''
             self._changed.notify_all()
+
+    def _compare(self, version: Version, found: float, pinned: bool) -> None:
+        """Compare a version with the best now: it may be another one than at its announcement.
+
+        A person's choice counts more than an accuracy.
+
+        :raises FollowError: the version is worse.
+        """
+        why = '' if pinned else refusal(version, self._best, self._margin)
+        if not (why or pinned or self._check is None):
+            why = disapproval(found, self._best, self._margin)
+        if why:
+            raise FollowError(why)
 
     # -- the version that is kept ------------------------------------------------------------------
 
@@ -229,16 +277,25 @@ class Follower:
             return None
         return (version, content) if hashlib.sha256(content).hexdigest() == version.digest else None
 
-    def _write_kept(self, ready: Ready) -> None:
-        """Keep a version; a crash between the two files leaves none, because of the digest."""
-        assert self._keep is not None
-        text = json.dumps({'schema': SCHEMA, **finite(dataclasses.asdict(ready.version))}, indent=2)
-        try:
-            self._keep.mkdir(parents=True, exist_ok=True)
-            write_whole(self._keep / MODEL_FILE, ready.content)
-            write_whole(self._keep / ABOUT_FILE, text.encode() + b'\n')
-        except OSError as error:
-            self._refused = f'{self._keep} cannot keep the version in use: {error.strerror}'
+    def _write_kept(self) -> None:
+        """Keep the version in use, if it is not kept yet, beside the owner, because a disk is slow.
+
+        A crash between the two files leaves none, because of the digest.
+        """
+        with self._keeping:
+            with self._changed:
+                ready, self._to_keep = self._to_keep, None
+            if ready is None or self._keep is None:
+                return
+            text = json.dumps({'schema': SCHEMA, **finite(dataclasses.asdict(ready.version))},
+                              indent=2)
+            try:
+                self._keep.mkdir(parents=True, exist_ok=True)
+                write_whole(self._keep / MODEL_FILE, ready.content)
+                write_whole(self._keep / ABOUT_FILE, text.encode() + b'\n')
+                self._unkept = ''
+            except OSError as error:
+                self._unkept = f'{self._keep} cannot keep the version in use: {error.strerror}'
 
 
 class Replacing(Follower):
@@ -256,9 +313,9 @@ class Replacing(Follower):
 
     def current(self) -> nn.Module:
         """Return the model to use for the next inference: the newest version that is ready."""
-        if self._ready is not None:
+        if self.ready is not None:
             with self._taking:
-                if (ready := self._ready) is not None:
+                if (ready := self.ready) is not None:
                     self._present = ready.prepared
                     self.taken(ready)
         return self._present
@@ -273,7 +330,7 @@ class Following(Follower):
         Returns whether the weights have changed. The model's tensors stay the same objects, on
         their devices.
         """
-        ready = self._ready
+        ready = self.ready
         if ready is None:
             return False
         try:

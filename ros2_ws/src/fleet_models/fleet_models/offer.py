@@ -6,6 +6,8 @@ import math
 import mmap
 import re
 import secrets
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,10 +28,9 @@ from rclpy.node import Node
 from . import wire
 from .errors import FollowError
 from .session import ENDS, LEASE, Session
-from .source import Source
+from .source import MOST_READERS, Parts, Source, parts_of
 
-MOST_READERS = 64
-MOST_WAITING = 4 << 20   # bytes of answers that may wait for the link of a reader
+MOST_WANTS = 256         # questions of a reader that may wait for its link
 _READER = re.compile('[A-Za-z][A-Za-z0-9_]{0,99}')
 
 
@@ -41,6 +42,7 @@ class _Reader:
     number: int                 # the server's number of the session
     robot: str                  # whose key it has; empty: there is no key
     announced: bytes = b''      # the last announcement that was sent to it
+    wants: deque[wire.Want] = field(default_factory=deque)    # questions without an answer
     says: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,28 +73,71 @@ class Offer:
     def __init__(self, node: Node, key: Key | None, sign: Callable[[Any], None] | None = None,
                  link_of: Callable[[str], ShapedLink | None] = lambda robot: None) -> None:
         self._node, self._sign, self._keyed = node, sign, key is not None
-        self._link_of = link_of
+        self._link_of, self._closed = link_of, False
         self._source = Source()
         self._readers: dict[str, _Reader] = {}
         self._answerer = key and Answerer(key.secret_of, secrets.randbits(63))
         self._publisher = node.create_publisher(ModelVersion, 'model_version', STATUS)
         serve(node, Follow, 'follow', self._on_follow, self._answerer, self._refused)
         self._alarm = Alarm(self._on_time, node)
+        self.unread = ''         # why the last version that was to be offered is not
+        self._wanted: tuple[Version, Path, bool] | None = None   # to be offered when it is read
+        self._read: Parts | str | None = None     # the outcome of the thread that reads a version
+        self._reading: Version | None = None
+        self._has_read = node.create_guard_condition(self._on_read).trigger
 
     def announce(self, version: Version, folder: Path, pinned: bool = False) -> None:
-        """Offer a version from now on; nothing happens if it is offered already.
+        """Offer a version when its file was read, which a thread does, because it may be large.
+
+        Nothing happens if it is offered already. The node's log says if it cannot be read.
 
         :param folder: the version's folder.
-        :raises FollowError: its file was changed. `OSError`: it cannot be read.
         """
+        self._wanted = None
         now = self._source.offered
         if now is not None and (now.version, now.pinned) == (version, pinned):
             return
-        with (folder / MODEL_FILE).open('rb') as file:
-            # The map outlives the file's name: a version that is pruned can still be fetched.
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._source.offer(version, content, pinned)
-        offered = self._source.offered
+        if (parts := self._source.kept(version)) is not None:
+            self._offer(parts, pinned)
+            return
+        self._wanted = version, folder, pinned
+        if self._reading is None:
+            self._begin_to_read()
+
+    def _begin_to_read(self) -> None:
+        assert self._wanted is not None
+        self._reading, folder, _ = self._wanted
+        threading.Thread(target=self._read_parts, args=(self._reading, folder), name='read',
+                         daemon=True).start()
+
+    def _read_parts(self, version: Version, folder: Path) -> None:
+        try:
+            with (folder / MODEL_FILE).open('rb') as file:
+                # The map outlives the file's name: a version that is pruned can still be fetched.
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._read = parts_of(version, content)
+        except (FollowError, OSError, ValueError) as error:    # ValueError: the file is empty
+            self._read = str(error)
+        if not self._closed:
+            self._has_read()
+
+    def _on_read(self) -> None:
+        read, version, self._read, self._reading = self._read, self._reading, None, None
+        if self._closed or read is None or self._wanted is None:
+            return
+        if self._wanted[0] != version:      # another one is wanted meanwhile
+            self._begin_to_read()
+            return
+        pinned, self._wanted = self._wanted[2], None
+        before, self.unread = self.unread, '' if isinstance(read, Parts) else read
+        if isinstance(read, Parts):
+            self._offer(read, pinned)
+        elif self.unread != before:
+            self._node.get_logger().error(f'followers do not get the new version: {read}')
+
+    def _offer(self, parts: Parts, pinned: bool) -> None:
+        self._source.offer(parts, pinned)
+        version, offered = parts.version, self._source.offered
         assert offered is not None
         message = ModelVersion(
             number=version.number, parent=version.parent, run=version.run, task=version.task,
@@ -115,6 +160,7 @@ class Offer:
 
     def close(self) -> None:
         """Tell the readers that this process ends."""
+        self._closed = True
         self._alarm.close()
         for reader in self._readers.values():
             reader.session.end(ENDS)
@@ -162,15 +208,30 @@ class Offer:
     def _on_message(self, name: str, message: bytes) -> None:
         reader, what = self._readers[name], wire.read(message)
         if isinstance(what, wire.Want):
-            if reader.session.waiting > MOST_WAITING:
+            if len(reader.wants) >= MOST_WANTS:
                 raise FollowError('a reader must wait for answers before it asks on')
-            reader.session.send(self._source.answer(what))
+            reader.wants.append(what)
+        elif isinstance(what, wire.Drop):
+            for one in reader.wants:
+                reader.session.send(wire.part(one.digest, one.offset, wire.GONE))
+            reader.wants.clear()
         elif isinstance(what, dict):
             reader.says = what
         else:
             raise FollowError('a reader must ask or say, not announce')
 
+    def _answer(self, name: str, reader: _Reader) -> None:
+        """Answer as the link carries it, so that an announcement need not wait for all answers."""
+        try:
+            while reader.wants and not reader.session.ended \
+                    and reader.session.waiting < wire.PART_BYTES:
+                reader.session.send(self._source.answer(reader.wants.popleft(), name))
+        except FollowError as error:
+            reader.session.end(str(error))
+
     def _on_woken(self) -> None:
+        for name, reader in self._readers.items():
+            self._answer(name, reader)
         over = any(reader.session.ended for reader in self._readers.values())
         self._alarm.set(0.0 if over else self._deadline)
 
@@ -181,6 +242,7 @@ class Offer:
                 reader.announced = self._source.message
                 reader.session.send(reader.announced)
             reader.session.on_time()
+            self._answer(name, reader)
             if reader.session.ended:
                 reader.session.close()
                 del self._readers[name]

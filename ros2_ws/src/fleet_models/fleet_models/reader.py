@@ -8,6 +8,7 @@ import re
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ from rclpy.node import Node
 
 from . import wire
 from .errors import FollowError
-from .fetch import Fetch, Fetched
+from .fetch import Fetch, Fetched, Questions
 from .session import ENDS, Session
 
 MOST = 64 << 30          # maximum bytes of a version
@@ -36,8 +37,19 @@ AGAIN = 1.0              # seconds between two requests for a session, at first;
 LONGEST = 16.0
 SAY_PERIOD = 5.0         # seconds between two messages about this reader, for people
 
-
 _NAMESPACE = re.compile(r'(/[A-Za-z]\w*)+', re.ASCII)
+
+
+_READERS: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Let a child of this process not speak in its sessions."""
+    for reader in _READERS:
+        reader._session = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass
@@ -59,8 +71,8 @@ class Reader:
 
     :param refusal: see `Fetch`. ``take(version)``: called for each version that is here whole, in
         the reader's thread. ``says()``: returns what is said of this reader to people.
-    :raises SettingError: see `fleet_ros.exposure.require_key`. `ValueError`: ``server`` is no
-        namespace.
+    :raises SettingError: see `fleet_ros.exposure.require_key`. `ValueError`: ``server`` or
+        ``robot`` is no namespace.
     """
 
     def __init__(self, options: ReaderOptions, refusal: Callable[[wire.Announcement], str],
@@ -68,6 +80,9 @@ class Reader:
         if not _NAMESPACE.fullmatch(options.server):
             raise ValueError('the server must be the namespace of a fleet, such as /rog, got '
                              f'{options.server[:200]!r}')
+        if options.robot and not _NAMESPACE.fullmatch(f'/{options.robot.strip("/")}'):
+            raise ValueError('the robot must be a namespace, such as robot1, got '
+                             f'{options.robot[:200]!r}')
         self._options, self._take, self._says = options, take, says
         self.fetch = Fetch(refusal, MOST)
         self.trouble = 'no server was found yet'   # why there is no session; '' if there is one
@@ -78,21 +93,20 @@ class Reader:
         self._name = f"{robot.strip('/').replace('/', '_')[:60]}_{secrets.token_hex(4)}"
         self._secret = None if key is None else (key if key.robot else key.of(robot)).secret
         self._key_robot = key.robot if key is not None and key.robot else robot
-        self._node = Node('model_reader', namespace=robot, context=self._context)
+        # The arguments of this process, such as a name by a launch file, are for its own node.
+        self._node = Node('model_reader', namespace=robot, context=self._context,
+                          use_global_arguments=False)
         bound_parameters(self._node, writable=False)
         self._session: Session | None = None
         self._client: ServiceClient | None = None
         self._asked: Any = None        # future of the request for a session
         self._ask_at, self._wait = 0.0, AGAIN
         self._say_at = 0.0
+        self._closed = threading.Lock()
         self._alarm = Alarm(self._on_time, self._node)
         self._spinning = Spinning(self._node)
         self._alarm.set(time.monotonic())
-        os.register_at_fork(after_in_child=self._after_fork)
-        self._closed = threading.Lock()
-
-    def _after_fork(self) -> None:
-        self._session = None
+        _READERS.add(self)
 
     @property
     def has_session(self) -> bool:
@@ -210,7 +224,7 @@ class Reader:
         else:
             raise FollowError('a server must announce or answer, not ask')
 
-    def _want(self, questions: list[wire.Want]) -> None:
+    def _want(self, questions: Questions) -> None:
         if self._session is not None:
             for one in questions:
                 self._session.send(wire.want(one))

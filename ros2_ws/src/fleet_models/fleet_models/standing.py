@@ -74,12 +74,14 @@ class Standing:
             number = self._store.offered()
             version, pinned = self._store.read(number), self._store.pinned() == number
             self._offer.announce(version, self._store.path(number), pinned)
-        except (VersionError, FollowError, OSError) as error:
+        except VersionError as error:
             line = f'not offered: {error}'
         else:
             accuracy = f', {100 * version.accuracy:.1f} %' if version.measured else ''
             line = f'offers version {number} of {self._store.folder}{accuracy}' \
                 + ', which was chosen' * pinned
+            if self._offer.unread:
+                line = f'not offered: {self._offer.unread}'
         if line != self._said:
             self._said = line
             self._say(line)

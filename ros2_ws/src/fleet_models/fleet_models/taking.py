@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from .errors import FollowError
-from .wire import Announcement
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,13 +34,10 @@ class Use:
     checked: float = math.nan
 
 
-def refusal(what: Announcement, use: Use, margin: float) -> str:
-    """Return why a version is not taken by what is known of it; '' if it is fetched.
-
-    A person's choice counts more than an accuracy.
-    """
-    new, used = what.version, use.version
-    if what.pinned or used is None or not used.measured:
+def refusal(new: Version, use: Use, margin: float) -> str:
+    """Return why a version is not taken by what the fleet knows of it; '' if it is."""
+    used = use.version
+    if used is None or not used.measured:
         return ''
     if not new.measured:
         return f'its accuracy is not known, that of version {used.number} in use is ' \
@@ -66,25 +62,29 @@ def tensors_of(content: bytes, model: nn.Module) -> dict[str, Tensor]:
     except WeightsError as error:
         raise FollowError(str(error)) from None
     for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+            tensor = tensor.float()     # PyTorch asks few things of a float8
         if (tensor.is_floating_point() or tensor.is_complex()) \
                 and not bool(torch.isfinite(tensor).all()):
             raise FollowError(f'{name!r} has a value that is NaN or infinite')
     return state
 
 
-def checked(check: Check | None, model: nn.Module, use: Use, margin: float, pinned: bool) -> float:
-    """Return what the user's check gives for a model with the new weights; NaN without a check.
+def checked(check: Check, model: nn.Module) -> float:
+    """Return what the user's check gives for a model with the new weights.
 
-    :raises FollowError: the check fails, or gives less than what is in use has given.
+    :raises FollowError: the check fails.
     """
-    if check is None:
-        return math.nan
     try:
         with torch.no_grad():
-            found = float(check(model))
+            return float(check(model))
     except Exception as error:   # a user's function can raise anything
         raise FollowError(f'the check of this program: {type(error).__name__}: {error}') from error
-    if not pinned and (math.isnan(found) or found < use.checked - margin):
-        raise FollowError(f'the check of this program gives {found:.4g}, and {use.checked:.4g} for '
-                          'what is in use')
-    return found
+
+
+def disapproval(found: float, use: Use, margin: float) -> str:
+    """Return why a version is not taken by what the check gives for it; '' if it is."""
+    if math.isnan(found) or found < use.checked - margin:
+        return f'the check of this program gives {found:.4g}, and {use.checked:.4g} for what is ' \
+               'in use'
+    return ''

@@ -2,7 +2,8 @@
 
 Each message is a kind, a byte, and what belongs to it. Server to reader: ANNOUNCE (JSON of an
 `Announcement`), PART (digest, offset, total size, data). Reader to server: WANT (digest, offset,
-length), SAYS (JSON of what the reader does with versions, for people).
+length), DROP (answer no earlier question; each gets a PART that has `GONE`), SAYS (JSON of what the
+reader does with versions, for people). An announcement overtakes answers.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from fleet_env.versions import SCHEMA, Version, version_from
 from .errors import FollowError
 from .parts import DIGEST
 
-PROTOCOL = 1
-ANNOUNCE, PART, WANT, SAYS = range(4)
-PART_BYTES = 128 << 10     # maximum bytes of a part
+PROTOCOL = 2
+ANNOUNCE, PART, WANT, SAYS, DROP = range(5)
+PART_BYTES = 16 << 10      # maximum bytes of a part; on a slow link, an announcement waits for one
 MOST_TEXT = 16 << 10       # maximum bytes of a message in JSON
 GONE = (1 << 64) - 1       # total size of what the server does not have any more
 MOST_MESSAGE = 1 + DIGEST + 16 + PART_BYTES
@@ -52,6 +53,10 @@ class Want(NamedTuple):
     length: int
 
 
+class Drop(NamedTuple):
+    """The reader takes back its earlier questions; each is answered with `GONE`."""
+
+
 class Part(NamedTuple):
     """The answer; ``total``: bytes of the whole, `GONE` if the server does not have it."""
 
@@ -73,9 +78,9 @@ def says(what: dict[str, Any]) -> bytes:
     return _text(SAYS, what)
 
 
-def want(what: Want) -> bytes:
+def want(what: Want | Drop) -> bytes:
     """Return the message of a question."""
-    return _WANT.pack(WANT, *what)
+    return _WANT.pack(WANT, *what) if isinstance(what, Want) else bytes([DROP])
 
 
 def part(digest: bytes, offset: int, total: int, data: Any = b'') -> bytes:
@@ -87,7 +92,7 @@ def _text(kind: int, fields: dict[str, Any]) -> bytes:
     return bytes([kind]) + json.dumps(fields).encode()
 
 
-def read(message: bytes) -> Announcement | Part | Want | dict[str, Any]:
+def read(message: bytes) -> Announcement | Part | Want | Drop | dict[str, Any]:
     """Return what a message says; of SAYS, the dict.
 
     :raises FollowError: it is not a message of this protocol.
@@ -95,6 +100,8 @@ def read(message: bytes) -> Announcement | Part | Want | dict[str, Any]:
     kind = message[0] if message else -1
     if kind == WANT and len(message) == _WANT.size:
         return Want(*_WANT.unpack(message)[1:])
+    if kind == DROP and len(message) == 1:
+        return Drop()
     if kind == PART and len(message) >= _PART.size:
         _, digest, offset, total = _PART.unpack_from(message)
         return Part(digest, offset, total, memoryview(message)[_PART.size:])

@@ -1,12 +1,21 @@
 """A program follows a model over real DDS: with and without a key, restarts and refusals."""
 
+import contextlib
+import gc
 import math
+import sys
+import threading
 import time
+import weakref
 
 import pytest
 import torch
+from fleet_env.emulated.shaped import ShapedLink
+from fleet_env.settings.fleet import LinkConfig
+from fleet_env.settings.fleet_file import link_trace
 from fleet_link.key import new_key, write_key
-from fleet_models import follow
+from fleet_models import Follower, follow, following, offer
+from fleet_models.reader import ReaderOptions
 from fleet_testing import LIMIT, eventually
 from offering import Offering
 
@@ -16,6 +25,16 @@ torch.set_num_threads(1)
 def net(width=6):
     return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width),
                                torch.nn.Linear(width, 2))
+
+
+class Counting(ShapedLink):
+    """A link that counts the bytes that are sent."""
+
+    bytes = 0
+
+    def send(self, nbytes, publish, now, lossy=False):
+        self.bytes += nbytes
+        super().send(nbytes, publish, now, lossy)
 
 
 @pytest.fixture
@@ -150,6 +169,196 @@ def test_with_a_key_only_the_team_follows(made, tmp_path):
         eventually(lambda: time.monotonic() > end)
         assert theirs.ready is None and nobodys.ready is None
         assert len(server.offer.readers) == 1
+
+
+def test_a_version_that_became_worse_while_it_came_is_not_taken(made, tmp_path):
+    server, mine, good = made(tmp_path), net(), net()
+    began, go_on = threading.Event(), threading.Event()
+
+    def check(model):
+        began.set()
+        assert go_on.wait(LIMIT)
+        return .5
+    server.give(good, .9)
+    with follow(mine, check=check) as fleet:
+        assert began.wait(LIMIT)
+        server.give(net(), .3)      # nothing is in use yet, so it is fetched
+        eventually(lambda: fleet._fetched is not None)
+        go_on.set()
+        eventually(lambda: 'below that of version 1' in fleet.reason)
+        assert fleet.take() and fleet.version.number == 1 and same(mine, good)
+
+
+def test_a_version_waits_for_its_program_while_a_newer_one_is_checked(made, tmp_path):
+    server, mine, first = made(tmp_path), net(), net()
+    began, go_on, values = threading.Event(), threading.Event(), iter((.5, .1))
+
+    def check(model):
+        value = next(values)
+        if value == .1:
+            began.set()
+            assert go_on.wait(LIMIT)
+        return value
+    server.give(first, .5)
+    with follow(mine, check=check) as fleet:
+        assert fleet.wait(LIMIT)
+        server.give(net(), .6)
+        assert began.wait(LIMIT)
+        assert fleet.take() and same(mine, first)
+        go_on.set()
+        eventually(lambda: 'gives 0.1, and 0.5' in fleet.reason)
+
+
+def test_a_person_chooses_a_version_that_the_check_has_refused(made, tmp_path):
+    server, mine, chosen, values = made(tmp_path), net(), net(), iter((.9, .1, .1))
+    server.give(net(), .5)
+    with follow(mine, check=lambda m: next(values)) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take()
+        version = server.give(chosen, .6)
+        eventually(lambda: 'gives 0.1' in fleet.reason)
+        server.announce(version, pinned=True)
+        assert fleet.wait(LIMIT) and fleet.take() and same(mine, chosen)
+
+
+def test_a_version_that_a_person_takes_back_is_not_taken_any_more(made, tmp_path):
+    server, mine, first = made(tmp_path), net(), net()
+    early = server.give(first, .5)
+    with follow(mine) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take()
+        server.give(net(), .6)
+        assert fleet.wait(LIMIT)
+        server.announce(early, pinned=True)
+        eventually(lambda: fleet.newest.number == 1)
+        assert not fleet.wait(0) and not fleet.take() and same(mine, first) and not fleet.reason
+
+
+def test_whatever_a_model_raises_is_a_reason_and_the_next_version_is_examined(made, tmp_path):
+    class Odd(torch.nn.Linear):
+        fails = 1
+
+        def state_dict(self, *args, **kwargs):
+            if Odd.fails:
+                Odd.fails -= 1
+                raise RuntimeError('not now')
+            return super().state_dict(*args, **kwargs)
+    server, mine = made(tmp_path), Odd(2, 2)
+    server.give(torch.nn.Linear(2, 2), .5)
+    with follow(mine) as fleet:
+        eventually(lambda: 'RuntimeError: not now' in fleet.reason)
+        server.give(torch.nn.Linear(2, 2), .6)
+        assert fleet.wait(LIMIT) and fleet.take()
+
+
+@pytest.mark.parametrize('kind', [torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+def test_a_model_may_have_any_type_of_numbers(made, tmp_path, kind):
+    def model(value):
+        module = torch.nn.Module()
+        module.register_buffer('table', torch.full((3, 2), value).to(kind))
+        return module
+    server, mine = made(tmp_path), model(1.)
+    with follow(mine) as fleet:
+        server.give(model(math.nan), .5)
+        eventually(lambda: "'table' has a value that is NaN" in fleet.reason)
+        server.give(model(2.), .5)
+        assert fleet.wait(LIMIT) and fleet.take()
+        assert torch.equal(mine.table.to(torch.complex64), torch.full((3, 2), 2 + 0j))
+
+
+def test_what_cannot_be_kept_is_said(made, tmp_path):
+    (tmp_path / 'file').touch()
+    server, mine = made(tmp_path / 'a'), net()
+    server.give(net(), .5)
+    with follow(mine, keep=tmp_path / 'file' / 'kept') as fleet:
+        assert fleet.wait(LIMIT) and fleet.take()
+        eventually(lambda: 'cannot keep the version in use: Not a directory' in fleet.reason)
+
+
+def test_nothing_is_left_of_a_reader(made, tmp_path):
+    server, mine = made(tmp_path), net()
+    server.give(net(), .5)
+    with follow(mine) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take()
+        reader = weakref.ref(fleet._reader)
+    del fleet
+    eventually(lambda: gc.collect() is not None and reader() is None)
+
+
+def test_a_name_that_is_given_to_the_node_of_a_program_is_not_that_of_the_reader(monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['program', '--ros-args', '-r', '__node:=mine'])
+    with follow(net(), robot='robot1') as fleet:
+        assert fleet._reader._node.get_fully_qualified_name() == '/robot1/model_reader'
+
+
+@pytest.mark.parametrize('robot', ['my robot', '1st', '_hidden'])
+def test_a_robot_has_a_name(robot):
+    with pytest.raises(ValueError, match='robot must be a namespace'), follow(net(), robot=robot):
+        pass
+
+
+def test_an_announcement_overtakes_the_parts_on_a_slow_link(made, tmp_path):
+    link, large = Counting(link_trace(LinkConfig(rate=4.0))), torch.nn.Linear(1000, 1000)
+    server, first, mine = Offering(tmp_path, link_of=lambda robot: link), net(), net()
+    try:
+        early = server.give(first, .5)
+        with follow(mine) as fleet:
+            assert fleet.wait(LIMIT) and fleet.take()
+            server.give(large, .6)
+            eventually(lambda: fleet._reader.fetch.got > 100_000)
+            before = link.bytes
+            server.announce(early, pinned=True)
+            eventually(lambda: fleet.newest.number == 1)
+            assert link.bytes - before < 200_000      # all questions are 500 kB
+            eventually(lambda: not any(r.wants for r in server.offer._readers.values()))
+            assert link.bytes - before < 200_000
+    finally:
+        server.close()
+
+
+def test_a_large_version_is_read_beside_the_servers_node(made, tmp_path, monkeypatch):
+    server, go_on = made(tmp_path), threading.Event()
+    read = offer.parts_of
+    monkeypatch.setattr(offer, 'parts_of', lambda *args: go_on.wait(LIMIT) and read(*args))
+    mine, last, done = net(), net(), []
+    for value in (.5, .6):
+        server.give(net(), value)
+    server.give(last, .7)
+    server.spinning._executor.create_task(lambda: done.append(True))
+    eventually(lambda: done)       # the node goes on
+    assert server.offer._source.offered is None
+    go_on.set()
+    with follow(mine) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take() and same(mine, last)
+
+
+@pytest.mark.parametrize('content', [b'', b'another file'])
+def test_a_file_that_was_changed_is_not_offered_and_the_next_is(made, tmp_path, content):
+    server, mine, good = made(tmp_path), net(), net()
+    version = server.write(net(), .5)
+    (server.store.path(version.number) / 'model.safetensors').write_bytes(content)
+    server.announce(version)
+    eventually(lambda: server.offer.unread)
+    server.give(good, .6)
+    with follow(mine) as fleet:
+        assert fleet.wait(LIMIT) and fleet.take() and same(mine, good)
+
+
+def test_a_version_that_was_prepared_is_taken_although_the_next_is_here(
+        made, tmp_path, monkeypatch):
+    monkeypatch.setattr(following, 'GRACE', LIMIT)
+    server, mine, prepared = made(tmp_path), net(), []
+
+    def prepare(state):
+        if not prepared:
+            server.give(net(), .6)
+            eventually(lambda: fleet._fetched is not None)
+        prepared.append(state)
+        return len(prepared)
+    with contextlib.closing(Follower(mine, ReaderOptions(), prepare=prepare)) as fleet:
+        server.give(net(), .5)
+        eventually(lambda: fleet._fetched is None and fleet.ready is not None)
+        assert fleet.ready.prepared == 1 and len(prepared) == 1
+        fleet.taken(fleet.ready)
+        assert fleet.wait(LIMIT) and fleet.ready.prepared == 2
 
 
 @pytest.mark.parametrize('margin', [-.1, 1.5])

@@ -119,9 +119,12 @@ class FollowedModel:
             one.close()
         new = self._open(with_state(present.model, state))
         with self._changing:
-            self._opened = [present, new]
-            if self._closed:
-                raise FollowError('closed')
+            closed = self._closed
+            if not closed:
+                self._opened = [present, new]
+        if closed:
+            new.close()
+            raise FollowError('closed')
         if (example := present.example) is not None:
             new.connect(*example[0], **example[1])
         began = time.monotonic()

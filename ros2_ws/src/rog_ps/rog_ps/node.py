@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fleet_env.errors import VersionError
 from fleet_link.errors import SealError
-from fleet_models.errors import FollowError
 from fleet_models.offer import Offer
 from fleet_models.session import Borrowed
 from fleet_ros.alarm import Alarm
@@ -417,7 +416,7 @@ class ParameterServerNode(ManagedNode):
         try:
             if (offered := self._versions.offered()) is not None:
                 self._offer.announce(*offered)
-        except (VersionError, FollowError, OSError) as error:
+        except VersionError as error:
             self.get_logger().error(f'followers do not get the new version: {error}')
 
     def request_stop(self, reason: str) -> None:
