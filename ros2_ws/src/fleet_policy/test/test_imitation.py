@@ -2,16 +2,20 @@
 
 import logging
 import math
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from fleet_env.vision import import_torchvision
 from fleet_policy.actions import numbers_of
 from fleet_policy.contract import make_contract
-from fleet_policy.episodes import METADATA, Episodes, read_episode
+from fleet_policy.episodes import METADATA, Episodes, read_dataset, read_episode
 from fleet_policy.errors import DataFault
 from fleet_policy.imitation import LOOK, Imitation
 from fleet_policy.messages import MessageError, message_class, write
+from fleet_policy.observer import batch_of
 from fleet_policy.policy import Policy
 from fleet_policy.sources import made_up
 from fleet_testing import examples
@@ -221,7 +225,7 @@ def test_episodes_that_are_added_are_learned_once_they_are_whole(tmp_path, caplo
     (tmp_path / 'later').rename(tmp_path / 'two' / METADATA)
     record(tmp_path / 'bad', 5, without=['wheels'])
     with caplog.at_level(logging.WARNING):
-        assert seen(3 * LOOK) > 20
+        assert seen(4 * LOOK) > 20
     assert caplog.text.count('bad is left out') == 1 and 'wheels' not in caplog.text.split('its')[0]
 
 
@@ -283,3 +287,58 @@ def test_robots_do_not_share_episodes_and_need_one(tmp_path):
         task.batches(0, 2)
     with pytest.raises(DataError, match='must have a recording to learn from'):
         task.batches(0, 1)
+
+
+FEATURES = {'observation.state': {'dtype': 'float32', 'shape': (2,), 'names': None},
+            'observation.images.top': {'dtype': 'image', 'shape': (12, 16, 3),
+                                       'names': ['height', 'width', 'channels']},
+            'action': {'dtype': 'float32', 'shape': (3,), 'names': None}}
+LEROBOT = make_contract({**CONTRACT, 'observations': {
+    'observation.images.top': CONTRACT['observations']['top'],
+    'observation.state': CONTRACT['observations']['state']}})
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    import_torchvision()
+    pytest.importorskip('lerobot', reason='lerobot is not installed')
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    made = LeRobotDataset.create('mine', 10, FEATURES, tmp_path / 'mine', use_videos=False)
+    for episode in range(3):
+        for tick in range(5):
+            made.add_frame({'observation.state': np.array([tick, episode], np.float32),
+                            'observation.images.top': np.full((12, 16, 3), 10 * tick, np.uint8),
+                            'action': np.array([tick, episode, 9], np.float32), 'task': 'reach'})
+        made.save_episode()
+    made.finalize()
+    return tmp_path
+
+
+def test_a_dataset_of_lerobot_has_the_same_form(dataset):
+    one, two, three = Episodes(LEROBOT, dataset, 0.0, 1 << 30).training
+    assert [e.name for e in (one, two, three)] == ['mine/0', 'mine/1', 'mine/2']
+    np.testing.assert_array_equal(two.actions, [[tick, 1, 9] for tick in range(5)])
+    tick, values = three.seen[4]
+    batch = batch_of(LEROBOT, values)
+    assert tick == 4 and batch['observation.state'].tolist() == [[4, 2]]
+    assert batch['observation.images.top'].shape == (1, 3, 6, 8)
+    assert {*batch['observation.images.top'].flatten().tolist()} == {40}
+
+
+def test_a_dataset_that_does_not_fit_the_contract_is_refused(dataset):
+    with pytest.raises(DataFault, match=r"must have a feature 'top' of 3 .*observation.images.top"):
+        read_dataset(CONTRACT_OF, dataset / 'mine')
+    with pytest.raises(DataFault, match='must have the rate of the contract, 30 Hz'):
+        read_dataset(replace(LEROBOT, rate=30.0), dataset / 'mine')
+    (dataset / 'mine/meta/info.json').write_text('{}')
+    with pytest.raises(DataFault, match='cannot be read as a dataset of LeRobot'):
+        read_dataset(LEROBOT, dataset / 'mine')
+
+
+def test_without_lerobot_its_datasets_are_refused(tmp_path, monkeypatch):
+    (tmp_path / 'mine/meta').mkdir(parents=True)
+    (tmp_path / 'mine/meta/info.json').write_text('{}')
+    for name in ('lerobot', 'lerobot.datasets.lerobot_dataset'):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match='needs lerobot 0.4 or newer'):
+        Episodes(CONTRACT_OF, tmp_path, 0.0, 1 << 30)
