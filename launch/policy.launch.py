@@ -12,6 +12,7 @@ from rog_bringup.arguments import (
     given_parameters,
     names,
     network,
+    typed,
     value,
 )
 from rog_bringup.ending import TIMES, Ending
@@ -72,5 +73,5 @@ def _robot(namespace, settings, texts):
 
 def _mock(namespace, settings):
     return Node(package='fleet_policy', executable='mock_robot', namespace=namespace,
-                output='screen', parameters=[{'policy': settings.policy,
-                                              'contract': settings.contract}], **TIMES)
+                output='screen', **TIMES,
+                parameters=typed({'policy': settings.policy, 'contract': settings.contract}))

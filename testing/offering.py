@@ -14,12 +14,12 @@ from rclpy.node import Node
 class Offering:
     """Offers the versions in a folder."""
 
-    def __init__(self, folder, key=None):
-        self.store = Versions(folder)
+    def __init__(self, folder, key=None, link_of=lambda robot: None):
+        self.store = Versions(folder, keep=20)
         self.context = Context()
         rclpy.init(args=[], context=self.context)
         self.node = Node('parameter_server', namespace='/rog', context=self.context)
-        self.offer = Offer(self.node, key)
+        self.offer = Offer(self.node, key, link_of=link_of)
         self.spinning = Spinning(self.node)
         self.up = True
 

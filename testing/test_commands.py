@@ -1,4 +1,4 @@
-"""Tests of the properties that the commands `rog`, `lopinfer` and `rrto` have in common."""
+"""Tests of what the commands `rog`, `fleet`, `lopinfer` and `rrto` have in common."""
 
 import argparse
 import resource
@@ -10,7 +10,9 @@ from fleet_policy.mock_robot import main as mock_robot
 from lopinfer_node import nodes as lopinfer_nodes
 from lopinfer_node.cli import main as lopinfer_main
 from lopinfer_node.cli.main import make_parser as lopinfer
+from rog_cli import fleet_main
 from rog_cli import main as rog_main
+from rog_cli.fleet_main import make_parser as fleet
 from rog_cli.main import make_parser as rog
 from rog_ps.main import main as parameter_server
 from rog_worker.main import main as worker
@@ -28,7 +30,7 @@ def test_a_node_names_its_parameters(capsys, main, parameter):
     assert f'\n  {parameter}: ' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('make_parser', [rog, lopinfer, rrto])
+@pytest.mark.parametrize('make_parser', [rog, fleet, lopinfer, rrto])
 def test_a_command_says_its_version(capsys, make_parser):
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args(['--version'])
@@ -47,7 +49,7 @@ def arguments(parser):
             yield parser.prog, action
 
 
-@pytest.mark.parametrize('make_parser', [rog, lopinfer, rrto])
+@pytest.mark.parametrize('make_parser', [rog, fleet, lopinfer, rrto])
 def test_each_argument_of_a_command_is_described(make_parser):
     assert not [(command, action.dest) for command, action in arguments(make_parser())
                 if not action.help]
@@ -55,7 +57,8 @@ def test_each_argument_of_a_command_is_described(make_parser):
 
 @pytest.mark.parametrize(('make_parser', 'words', 'meant'), [
     (rog, ['flete', 'up'], 'fleet'), (rog, ['fleet', 'upp', 'indoor'], 'up'),
-    (rog, ['stat'], 'status'), (lopinfer, ['srve'], 'serve'), (rrto, ['rnu'], 'run')])
+    (rog, ['stat'], 'status'), (fleet, ['srve'], 'serve'),
+    (lopinfer, ['srve'], 'serve'), (rrto, ['rnu'], 'run')])
 def test_a_mistyped_verb_is_answered_with_the_nearest_one(capsys, make_parser, words, meant):
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args(words)
@@ -63,7 +66,7 @@ def test_a_mistyped_verb_is_answered_with_the_nearest_one(capsys, make_parser, w
 
 
 @pytest.mark.parametrize(('command', 'module'), [
-    ('rog', rog_main), ('lopinfer', lopinfer_main), ('rrto', rrto_main)])
+    ('rog', rog_main), ('fleet', fleet_main), ('lopinfer', lopinfer_main), ('rrto', rrto_main)])
 def test_a_command_without_file_descriptors_says_how_many_it_needs(
         capsys, monkeypatch, command, module):
     monkeypatch.setattr(resource, 'getrlimit', lambda kind: (14, 1024))

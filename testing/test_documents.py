@@ -23,8 +23,8 @@ from rog_bringup import FLEETS
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ('README.md', 'SECURITY.md', 'CONTRIBUTING.md')] + \
     sorted((ROOT / 'docs').rglob('*.md'))
-PROGRAMS = ('rog', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3', 'pip',
-            'docker', 'pixi')
+PROGRAMS = ('rog', 'fleet', 'rrto', 'lopinfer', 'make', 'ros2', 'colcon', 'python', 'python3',
+            'pip', 'docker', 'pixi')
 MADE = ('settings', 'messages', 'commands')  # pages that tools/*.py print
 RECORD = ROOT.parent / 'shared/data/traces/rog_outdoors_record.txt'
 NET = 'resnet18 --input 1x3x64x64'
@@ -182,6 +182,7 @@ RUN = {
         Short(creates='runs/study-*', says='--resume')),
     'lopinfer plan resnet50 --bandwidth 0:30:5 --plot':
         Short(f'lopinfer plan {NET} --bandwidth 0:30:5 --plot', says='7 plans'),
+    'fleet serve': Short(until='serving in /lopinfer', says='serving as'),
     'lopinfer serve': Short(until='serving'),
     'lopinfer serve --name second': Short(until='serving'),
     'lopinfer profile MODEL': Short(f'lopinfer profile {NET} --repeats 1 --out p.json'),
@@ -224,6 +225,7 @@ NOT_RUN = {
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'lopinfer serve --device cuda': 'needs a GPU',
+    'fleet serve --ray': "rog_cli's tests run it where Ray is installed",
     'rog fleet up outdoor --resume': 'launch/test continues a run',
     'source ~/rog-wheels': 'testing/test_package.py makes an environment for the wheels',
     'rog study rivals': "takes long; studies/test runs a shorter one",

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from functools import cache
@@ -287,3 +288,29 @@ def test_the_checks_of_rooms_find_what_they_are_for(tmp_path):
     assert sorted(wrong_arrows(found, may)) == [('house.below.two', 'house.above.one'),
                                                 ('house.zero', 'house.below.two')]
     assert set(large_classes(root)) == {'house.below.four.Four'}
+
+
+# Imports each module without rclpy, and prints those that would load rclpy before fleet_ros.
+FIRST = """
+import importlib, sys
+sys.modules['rclpy'] = None
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if not str(error.name).startswith('rclpy') or 'fleet_ros' not in sys.modules:
+            print(name, error)
+    for module in [m for m in sys.modules if m.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto'))]:
+        del sys.modules[module]
+"""
+
+
+def test_what_users_start_loads_fleet_ros_which_checks_shared_memory_before_rclpy():
+    started = [module for setup in ROOT.glob('ros2_ws/src/*/setup.py')
+               for module in re.findall(r"= ?([\w.]+):\w+'", setup.read_text())]
+    verbs = [f'rog_cli.commands.{path.stem}' for path in
+             ROOT.glob('ros2_ws/src/rog_cli/rog_cli/commands/*.py')]
+    wanted = [*started, *verbs, 'rog_worker.connect', 'lopinfer_node.api']
+    assert len(started) > 10
+    done = subprocess.run([sys.executable, '-c', FIRST, *wanted], text=True, capture_output=True)
+    assert done.returncode == 0 and not done.stdout, done

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Iterator
 
 from lopinfer_node.cli.main import make_parser as lopinfer
+from rog_cli.fleet_main import make_parser as fleet
 from rog_cli.main import make_parser as rog
 from rrto_bridge.cli.main import make_parser as rrto
 
@@ -48,7 +49,7 @@ def row(action: argparse.Action) -> str:
 def page() -> str:
     """Return the text of docs/commands.md."""
     lines = [HEAD]
-    for command in (rog(), lopinfer(), rrto()):
+    for command in (rog(), fleet(), lopinfer(), rrto()):
         lines.append(f'## {command.prog}\n\n{command.description}\n')
         for parser, text in leaves(command, ''):
             lines.append(f'### {parser.prog}\n\n{text[:1].upper()}{text[1:].rstrip(".")}.\n')

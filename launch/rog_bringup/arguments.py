@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from fleet_env.settings.base import Settings, Text, arguments, from_flat
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment, where_traffic_goes
-from fleet_ros.parameters import parameters
+from fleet_ros.parameters import parameter_file, parameters
 from launch.actions import DeclareLaunchArgument, LogInfo, SetEnvironmentVariable
 from launch.substitutions import LaunchConfiguration
-from launch_ros.parameter_descriptions import ParameterValue
+from launch_ros.parameter_descriptions import ParameterFile
 
 ENCLAVE = DeclareLaunchArgument(
     'enclave', default_value='', description='SROS 2: before the names of the enclaves, which are '
@@ -108,21 +109,16 @@ def enforced(context: Any) -> list[Any]:
         if value(context, 'enclave') else []
 
 
-def typed(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return node parameters in which every text has the type string.
-
-    Without a type, launch reads a text as YAML, so the name ``2024`` would become a number.
-    """
-    def one(value: Any) -> Any:
-        if isinstance(value, str):
-            return ParameterValue(value, value_type=str)
-        if isinstance(value, list) and isinstance(value[0], str):
-            return ParameterValue(value, value_type=list[str])
-        return value
-    return [{name: one(value) for name, value in values.items()}] if values else []
+def typed(values: Mapping[str, Any]) -> list[ParameterFile]:
+    """Return the parameters of a node; every text stays a text, also one like 2024 or inf."""
+    if not values:
+        return []
+    with NamedTemporaryFile('w', encoding='utf-8', prefix='launch_params_', delete=False) as file:
+        file.write(parameter_file(values))
+    return [ParameterFile(file.name)]
 
 
-def given_parameters(model: type[Settings], texts: Mapping[str, str]) -> list[dict[str, Any]]:
+def given_parameters(model: type[Settings], texts: Mapping[str, str]) -> list[ParameterFile]:
     """Return the node parameters for the settings in ``texts``, name -> text.
 
     :raises SettingError: a value is not allowed.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 from fleet_env.settings.fleet_file import read_fleet
+from fleet_ros.parameters import parameter_file
 from fleet_testing import environment
 from rog_cli.launching.fork_server import ForkServer
 from rog_msgs.msg import Bundle, FleetStatus, TrainingStatus
@@ -80,7 +81,7 @@ class Fleet:
             else:
                 values = worker_parameters(self.fleet, self.fleet.robot(name))
             file = self.folder / f'{label or name}.yaml'
-            file.write_text(yaml.safe_dump({'/**': {'ros__parameters': {**values, **parameters}}}))
+            file.write_text(parameter_file({**values, **parameters}))
             with self.log_path(label or name).open('ab') as log:
                 self.processes[label or name] = fork_server().start(
                     [MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',

@@ -67,7 +67,7 @@ def refused(err):
     ({'task_options': '{colour'}, 'parameter task_options is not JSON'),
     ({'task_options': '[1]'}, 'parameter task_options must be a mapping of keys to values'),
     ({'robots': 'a'}, 'robots'),
-    ({'robots': ['a b']}, "'a b' cannot be the name of a robot"),
+    ({'robots': ['a b']}, "a robot's name is 'a b'"),
     ({'robots': ['a', 'a']}, "two robots are called 'a'"),
     ({'robots': ['a'], 'a.link.trace': '/no/such/trace'}, '/no/such/trace'),
     ({'robots': ['a'], 'a.capacity': 0.0}, 'parameter a.capacity is 0.0'),

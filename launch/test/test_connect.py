@@ -1,15 +1,50 @@
 """A user's own training loop joins a fleet through the optimizer alone."""
 
 import os
+import signal
+import threading
 
 import pytest
 import rclpy
 import tiny_task
 import torch
+from fleet_env.settings.fleet import ReachConfig
+from fleet_ros.environment import dds_environment
+from fleet_ros.spinning import Spinning
+from fleet_testing import free_domain
 from fleet_under_test import Fleet
 from rclpy.publisher import Publisher
 from rog_core.errors import ConfigError
 from rog_worker.connect import connect
+
+
+@pytest.mark.parametrize('name', ['_x', '2x', 'a__b', 'a-b', 'x' * 65, '', '/'])
+def test_a_name_that_no_robot_can_have_is_refused_before_anything_starts(name):
+    with pytest.raises(ConfigError, match="a robot's name"), connect(name):
+        pass
+    assert not rclpy.ok()
+
+
+def test_a_signal_while_it_connects_leaves_no_thread_behind(monkeypatch):
+    start = Spinning.__init__
+
+    def interrupted(spinning, node):
+        start(spinning, node)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # a launcher may send it again at once
+
+    for name, value in dds_environment(ReachConfig(domain_id=free_domain())).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Spinning, '__init__', interrupted)
+    threads = threading.active_count()
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other tests set handlers
+    try:
+        with pytest.raises(SystemExit) as ended, connect('robot1'):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert (ended.value.code, threading.active_count()) == (143, threads)
+    assert not rclpy.ok()
 
 
 @pytest.fixture

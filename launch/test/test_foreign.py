@@ -104,7 +104,7 @@ def _call(fleet, kind, name, request):
 
 @pytest.mark.parametrize('request_, reason', [
     (Register.Request(robot='robot9'), "'robot9' is not in the fleet file; it lists robot1"),
-    (Register.Request(robot='no robot'), "'no robot' cannot be the name of a robot"),
+    (Register.Request(robot='no robot'), "a robot's name is 'no robot'"),
     (Register.Request(robot='robot1', protocol=99), 'speaks protocol 99'),
     (Register.Request(robot='robot1', names=['a'], shapes=[], roles=[0]),
      'got 0 shapes and 1 roles for 1'),

@@ -19,6 +19,7 @@ FILE = 'indoor.launch.py'
 
 def test_a_fleet_trains_to_the_end(tmp_path):
     fleet = write_fleet(tmp_path, robots=2, minutes=0.03)
+    fleet.write_text(fleet.read_text().replace('name: tiny', 'name: inf'))  # a text, not a number
     check_clean_end(Launched(tmp_path, FILE, f'fleet:={fleet}', f'out:={tmp_path / "2024"}',
                              'sync:=bsp').wait())
     summary = read_summary(tmp_path / '2024')

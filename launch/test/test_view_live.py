@@ -53,6 +53,19 @@ def test_the_page_knows_how_much_of_the_run_is_left(fleet):
         assert live.view.fleet.left <= 60 * fleet.fleet.minutes
 
 
+def test_who_looks_late_sees_what_was_before_also_of_a_robot_that_has_left(fleet):
+    fleet.start_all()
+    fleet.until(lambda: fleet.status is not None and fleet.status.fastest > 20, 'it trains')
+    fleet.interrupt('robot1')
+    fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'), 'it has left')
+    opened = fleet.status.elapsed
+    with Live() as live:
+        fleet.until(lambda: len(live.view.curves['rows'].get('robot1', ())) > 1, 'it is known')
+        assert all(t < opened + 1 for t, _ in live.view.curves['rows']['robot1'])
+        robot, = live.view.fleet.robots
+        assert robot.heard and robot.iteration > 10
+
+
 def test_where_control_calls_are_off_nothing_can_be_pressed(fleet):
     fleet.start('server', **{'security.control': False})
     with seen(fleet, 'takes no control calls (security.control)') as live:

@@ -9,14 +9,15 @@ setup(
     data_files=[
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
-        ('lib/' + package_name, ['scripts/rog']),
+        ('lib/' + package_name, ['scripts/rog', 'scripts/fleet']),
     ],
-    install_requires=['numpy', 'PyYAML', 'rich', 'safetensors', 'torch>=2.4'],
+    install_requires=['numpy', 'rich', 'safetensors', 'torch>=2.4'],
     extras_require={'test': ['pytest']},
     zip_safe=True,
     maintainer='The ROG founders',
     maintainer_email='rog@example.org',
     description='The rog command: start a fleet, watch it, plot its runs.',
     license='Apache-2.0',
-    entry_points={'console_scripts': ['rog = rog_cli.main:main']},
+    entry_points={'console_scripts': ['rog = rog_cli.main:main',
+                                      'fleet = rog_cli.fleet_main:main']},
 )

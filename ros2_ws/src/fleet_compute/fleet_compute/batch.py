@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 Function = Callable[..., Sequence[torch.Tensor]]
+Apply = Callable[[Function, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 # PyTorch computes an operator without a rule for batches request by request, and warns each time.
 _warn = getattr(torch._C._functorch, '_set_vmap_fallback_warning_enabled', None)
@@ -19,13 +20,15 @@ if _warn is not None:
     _warn(False)
 
 
-def together(function: Function, requests: Sequence[Sequence[torch.Tensor]]
+def together(function: Function, requests: Sequence[Sequence[torch.Tensor]],
+             apply: Apply = lambda function, tensors: function(*tensors)
              ) -> list[list[torch.Tensor]]:
     """Return `function(*tensors)` for the tensors of each request.
 
     `requests`: for each request, tensors of the same shapes, dtypes and device as those of the
-    others. Raises whatever PyTorch raises if an operator cannot be batched, or fails for one of
-    the requests; nothing has changed then, and each request can be computed alone.
+    others. `apply` calls the function for all of them, with tensors that have one more axis.
+    Raises whatever PyTorch raises if an operator cannot be batched, or fails for one of the
+    requests; nothing has changed then, and each request can be computed alone.
 
     There is one difference: inside a batch, a tensor without axes has one, so PyTorch's rules for
     the types of results treat it as any other tensor. The caller must not pass a function in which
@@ -34,6 +37,6 @@ def together(function: Function, requests: Sequence[Sequence[torch.Tensor]]
     if not requests[0]:
         return [list(function()) for _ in requests]
     stacked = [torch.stack(same) for same in zip(*requests, strict=True)]
-    results = torch.vmap(lambda *tensors: tuple(function(*tensors)))(*stacked)
+    results = apply(torch.vmap(lambda *tensors: tuple(function(*tensors))), stacked)
     columns = [result.unbind() for result in results]
     return [[column[k] for column in columns] for k in range(len(requests))]

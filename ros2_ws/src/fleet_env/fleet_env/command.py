@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import resource
 import signal
+import sys
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, NoReturn
@@ -23,6 +25,18 @@ def version() -> str:
     """Return the version of this software."""
     found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
     return 'unknown' if found is None else found.version
+
+
+def use_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode, if it uses another encoding (LC_ALL=C).
+
+    With another one, names with an umlaut could neither be written to files nor come from them.
+    """
+    there = os.environ.get('PYTHONUTF8') == '1'  # without effect in a process that ignores it
+    if sys.getfilesystemencoding() != 'utf-8' and not there and sys.executable:
+        os.environ['PYTHONUTF8'] = '1'
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def how_it_ended(code: int) -> str:

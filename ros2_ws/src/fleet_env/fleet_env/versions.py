@@ -146,6 +146,21 @@ class Versions:
             raise VersionError(f'{self.folder / PINNED} cannot be written: {error.strerror}'
                                ) from None
 
+    def choose(self, number: int) -> str:
+        """Choose a version for all followers, and return in words what they get.
+
+        :param number: see `pin`; -1: the version before the one that is offered now.
+        :raises VersionError: there is no such version.
+        """
+        if number < 0:
+            offered = self.offered()
+            number = max((n for n in self.numbers() if n < offered), default=-1)
+            if number < 0:
+                raise VersionError(f'there is no version before {offered}')
+        self.pin(number)
+        return f'version {self.offered()} is offered' + (
+            ', and stays until another choice' if number else ', the newest')
+
     def offered(self) -> int:
         """Return the number of the version that followers get: the chosen one, or the newest."""
         return self.pinned() or self.latest()

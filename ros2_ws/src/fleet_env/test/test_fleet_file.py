@@ -170,7 +170,10 @@ def test_every_setting_says_what_it_is():
     ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
     ('minutes: 2', 'name: again', 3, 'occurs twice'),
     ('name: robot3', 'name: robot2', 17, 'two robots.*line 13'),
-    ('name: robot3', 'name: Robot3', 17, 'REP-144'),
+    ('name: robot3', 'name: _robot3', 17, 'single underscores, first a letter'),
+    ('name: robot3', 'name: robot__3', 17, 'single underscores'),
+    ('name: robot3', f'name: {"r" * 65}', 17, 'at most 64 characters'),
+    ('name: garden', f'name: {"g" * 51}', 1, 'at most 50 characters'),
     ('name: robot3', 'name: rog', 17, 'namespace of the parameter server'),
     ('- name: robot3', '- pace: 1', 17, 'no name'),
     ('limit: 2', 'limit: 0.1', 10, 'longer than heartbeat.period'),
@@ -197,6 +200,43 @@ def test_a_wrong_file_is_refused_with_line_and_key(path, old, new, line, words):
 def test_a_file_without_a_fleet_is_refused(path, text, words):
     path.write_text(text)
     with pytest.raises(FleetFileError, match=words):
+        read_fleet(path)
+
+
+def test_merge_keys(path):
+    path.write_text("""\
+name: garden
+robots:
+  - &first {name: robot1, pace: 2, capacity: 3}
+  - {<<: *first, name: robot2, capacity: 4, link: &slow {rate: 1, scale: 2}}
+  - {name: robot3, <<: [{capacity: 5}, *first], link: {<<: *slow, rate: 9}}
+""")
+    fleet = read_fleet(path)
+    assert [(r.name, r.pace, r.capacity) for r in fleet.robots] \
+        == [('robot1', 2, 3), ('robot2', 2, 4), ('robot3', 2, 5)]
+    assert (fleet.robots[2].link.rate, fleet.robots[2].link.scale) == (9, 2)
+
+
+@pytest.mark.parametrize('text, line, words', [
+    ('- {name: a, <<: 3}', 4, "'<<' must be a mapping"),
+    ('- {name: a, <<: [3]}', 4, "'<<' must be a mapping"),
+    ('- {name: a, <<: {pace: 1}, <<: {pace: 1}}', 4, "'<<' occurs twice"),
+    ('- &a {name: a, pase: 1}\n- {<<: *a, name: b}', 4, "unknown key 'robots[0].pase'"),
+    ('- {name: a}\n- {name: b,\n   <<: {pase: 1}}', 6, "unknown key 'robots[1].pase'"),
+    ('- {name: a, name: b}', 4, "the key 'name' occurs twice"),
+    ('- &a {name: a, <<: *a}', 4, 'alias')])
+def test_wrong_merge_keys_are_named_with_their_line(path, text, line, words):
+    path.write_text(f'name: garden\nminutes: 1\nrobots:\n{text}\n')
+    with pytest.raises(FleetFileError) as found:
+        read_fleet(path)
+    assert words in found.value.message and found.value.line == line
+
+
+def test_exponentially_nested_merges_are_refused(path):
+    lines = ['a0: &a0 {x: 1}', *(f'a{n}: &a{n} {{<<: [{", ".join([f"*a{n - 1}"] * 9)}]}}'
+                                 for n in range(1, 12))]
+    path.write_text('\n'.join(lines))
+    with pytest.raises(FleetFileError, match='more than 100000 values; do aliases'):
         read_fleet(path)
 
 

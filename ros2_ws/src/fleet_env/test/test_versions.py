@@ -190,3 +190,18 @@ def test_the_newest_run_is_the_one_whose_model_was_written_last(tmp_path):
     (tmp_path / 'd').mkdir()
     assert newest_run(tmp_path.iterdir()) == tmp_path / 'a'
     assert models_folder(tmp_path / 'a') == models_folder(tmp_path / 'a/models')
+
+
+def test_a_chosen_version_stays_and_is_offered_until_another_choice(tmp_path):
+    store = Versions(tmp_path, keep=2)
+    write(store, .9, .2, .3)
+    assert store.choose(-1) == 'version 2 is offered, and stays until another choice'
+    write(store, .4, .5, .6)
+    assert store.numbers() == [1, 2, 5, 6] and store.offered() == store.pinned() == 2
+    assert store.choose(-1).startswith('version 1 ')
+    for wrong, words in ((-1, 'no version before 1'), (3, 'must be one of 1, 2, 5, 6, got 3')):
+        with pytest.raises(VersionError, match=words):
+            store.choose(wrong)
+        assert store.pinned() == 1
+    assert store.choose(0) == 'version 6 is offered, the newest' and store.pinned() == 0
+    assert Versions(tmp_path / 'none').offered() == 0

@@ -139,6 +139,11 @@ class Sender:
         """Whether frames wait to be sent."""
         return bool(self._messages or self._lost)
 
+    @property
+    def done(self) -> bool:
+        """Whether the peer has everything."""
+        return not (self._messages or self._unknown)
+
     def poll(self, now: float) -> list[Frame]:
         """Return the frames to send now."""
         self._send_again(self.link.poll(now, lambda part: part is not None and not part.arrived))
@@ -232,6 +237,11 @@ class Receiver:
     def room(self) -> int:
         """Number of frames that the sender may still send."""
         return self.limit - self.next
+
+    @property
+    def partial(self) -> bool:
+        """Whether a part of a message has arrived."""
+        return bool(self._parts or self._early)
 
     def take(self, frame: Frame, now: float) -> list[bytes]:
         """Process a frame; return the messages that are complete now. Send `ack` when it is `due`.

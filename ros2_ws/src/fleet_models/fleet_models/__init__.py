@@ -3,6 +3,6 @@
 `follow(model)` is for a program's own loop; LOPInfer and the policy node have it as an option.
 """
 
-from .following import Following, FollowOptions, follow
+from .following import Follower, Following, FollowOptions, Replacing, follow
 
-__all__ = ['FollowOptions', 'Following', 'follow']
+__all__ = ['FollowOptions', 'Follower', 'Following', 'Replacing', 'follow']

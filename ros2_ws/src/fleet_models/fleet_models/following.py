@@ -235,6 +235,29 @@ class Follower:
             self._refused = f'{self._keep} cannot keep the version in use: {error.strerror}'
 
 
+class Replacing(Follower):
+    """A model that is replaced between two inferences: each version is an object of its own.
+
+    So an inference that runs in another thread meanwhile ends with the version that it began with.
+    """
+
+    def __init__(self, model: nn.Module, options: FollowOptions, robot: str, access: AccessConfig
+                 ) -> None:
+        self._present, self._taking = model, threading.Lock()
+        super().__init__(model, ReaderOptions(options.server, robot, access), options.margin,
+                         options.check, lambda state: with_state(self._present, state),
+                         options.keep)
+
+    def current(self) -> nn.Module:
+        """Return the model to use for the next inference: the newest version that is ready."""
+        if self._ready is not None:
+            with self._taking:
+                if (ready := self._ready) is not None:
+                    self._present = ready.prepared
+                    self.taken(ready)
+        return self._present
+
+
 class Following(Follower):
     """A model that takes up versions in place, when the program says `take`."""
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.versions import MODEL_FILE, Version
 from fleet_link.key import Key
 from fleet_link.seal import Answerer, Call
@@ -43,16 +44,34 @@ class _Reader:
     says: dict[str, Any] = field(default_factory=dict)
 
 
+def said(says: dict[str, Any]) -> str:
+    """Return in words what a reader says of itself; it may have sent anything."""
+    number, accuracy = says.get('version'), says.get('accuracy')
+    if type(number) is not int:
+        using = 'no version yet'
+    elif isinstance(accuracy, float):
+        using = f'version {number}, {100 * accuracy:.1f} %'
+    else:
+        using = f'version {number}'
+    part, reason = says.get('fetched'), str(says.get('reason') or '')[:200]
+    if isinstance(part, float):
+        using += f'; fetching {says.get("newest")!s:.20}, {100 * part:.0f} %'
+    return f'{using}; {reason}' if reason else using
+
+
 class Offer:
     """Offers the versions of a model in the namespace of a node, whose executor calls it.
 
     :param key: key of the fleet; with a key only its robots can follow the model.
     :param sign: signs a `ModelVersion`, which everybody may read.
+    :param link_of: returns the emulated link to a robot, by its name; None: there is only the real
+        one.
     """
 
-    def __init__(self, node: Node, key: Key | None, sign: Callable[[Any], None] | None = None
-                 ) -> None:
+    def __init__(self, node: Node, key: Key | None, sign: Callable[[Any], None] | None = None,
+                 link_of: Callable[[str], ShapedLink | None] = lambda robot: None) -> None:
         self._node, self._sign, self._keyed = node, sign, key is not None
+        self._link_of = link_of
         self._source = Source()
         self._readers: dict[str, _Reader] = {}
         self._answerer = key and Answerer(key.secret_of, secrets.randbits(63))
@@ -89,6 +108,10 @@ class Offer:
     def readers(self) -> dict[str, dict[str, Any]]:
         """What each reader has last said of itself, by its name."""
         return {name: reader.says for name, reader in self._readers.items()}
+
+    def lines(self) -> list[str]:
+        """Return a line about each reader, for people."""
+        return [f'{name}: {said(reader.says)}' for name, reader in self._readers.items()]
 
     def close(self) -> None:
         """Tell the readers that this process ends."""
@@ -128,7 +151,8 @@ class Offer:
 
     def _opened(self, name: str, incarnation: int, call: Call | None) -> _Reader:
         session = Session(self._node, f'model/{name}/', incarnation, True,
-                          partial(self._on_message, name), self._on_woken, keyed=self._keyed)
+                          partial(self._on_message, name), self._on_woken,
+                          self._link_of(name.rpartition('_')[0]), self._keyed)
         number = secrets.randbits(63)
         if call is not None and self._answerer is not None:
             seals = self._answerer.session(call, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 import time
@@ -36,6 +37,9 @@ LONGEST = 16.0
 SAY_PERIOD = 5.0         # seconds between two messages about this reader, for people
 
 
+_NAMESPACE = re.compile(r'(/[A-Za-z]\w*)+', re.ASCII)
+
+
 @dataclass
 class ReaderOptions:
     """Options of a `Reader`.
@@ -55,11 +59,15 @@ class Reader:
 
     :param refusal: see `Fetch`. ``take(version)``: called for each version that is here whole, in
         the reader's thread. ``says()``: returns what is said of this reader to people.
-    :raises SettingError: see `fleet_ros.exposure.require_key`.
+    :raises SettingError: see `fleet_ros.exposure.require_key`. `ValueError`: ``server`` is no
+        namespace.
     """
 
     def __init__(self, options: ReaderOptions, refusal: Callable[[wire.Announcement], str],
                  take: Callable[[Fetched], None], says: Callable[[], dict[str, Any]]) -> None:
+        if not _NAMESPACE.fullmatch(options.server):
+            raise ValueError('the server must be the namespace of a fleet, such as /rog, got '
+                             f'{options.server[:200]!r}')
         self._options, self._take, self._says = options, take, says
         self.fetch = Fetch(refusal, MOST)
         self.trouble = 'no server was found yet'   # why there is no session; '' if there is one
@@ -161,7 +169,7 @@ class Reader:
         if self._client is not None:
             self._client.close()
         self.fetch.on_new_session()
-        incarnation, server = secrets.randbits(63), self._options.server.rstrip('/')
+        incarnation, server = secrets.randbits(63), self._options.server
         caller = None if self._secret is None else Caller(self._secret, self._key_robot,
                                                           incarnation)
         self._client = ServiceClient(self._node, Follow, f'{server}/follow', caller,

@@ -24,6 +24,27 @@ LEASE = 20.0      # seconds of silence after which a session ends
 ENDS = 'it ends'
 
 
+class Borrowed(ShapedLink):
+    """An emulated link of another channel of this process, which releases what this one sends.
+
+    :param touched: called after each message that was given to the link.
+    """
+
+    def __init__(self, link: ShapedLink, touched: Callable[[], None]) -> None:
+        super().__init__()
+        self._link, self._touched = link, touched
+        self.left: Callable[[], None] = lambda: None    # called when a message has left the link
+
+    def send(self, nbytes: int, publish: Callable[[], None], now: float, lossy: bool = False
+             ) -> None:
+        """Give a message to the other channel's link."""
+        def leave() -> None:
+            publish()
+            self.left()
+        self._link.send(nbytes, leave, now, lossy)
+        self._touched()
+
+
 class Session:
     """One end of a session; the node's executor calls all methods.
 
@@ -47,6 +68,8 @@ class Session:
                         partial(_to_ros, incarnation), _payload, STREAM)
         self._channel = Channel(node, topics, base, self._on_message, self._on_unproved, link,
                                 keyed)
+        if isinstance(link, Borrowed):
+            link.left = self._channel.flush
         self._channel.listen()
 
     def begin(self) -> None:

@@ -5,6 +5,7 @@ Each place, the robot or the server, has one thread.
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from lopinfer_node.api import OffloadedModel
+from lopinfer_node.followed import FollowedModel
 from torch.utils import _pytree as pytree
 
 from .contract import Contract
@@ -127,6 +129,19 @@ def on_device(network: Network, device: torch.device) -> Network:
     return moving
 
 
+def there(current: Callable[[], torch.nn.Module], device: torch.device) -> Network:
+    """Return a network that computes on another device with a copy of the present model."""
+    model: torch.nn.Module | None = None
+    copied: Network | None = None
+
+    def network(*inputs: torch.Tensor) -> Any:
+        nonlocal model, copied
+        if (now := current()) is not model or copied is None:
+            model, copied = now, on_device(copy.deepcopy(now).to(device), device)
+        return copied(*inputs)
+    return network
+
+
 def slowed(network: Network, factor: float) -> Network:
     """Return a network that takes ``factor`` times as long, to emulate a slower robot."""
     if factor == 1.0:
@@ -140,7 +155,7 @@ def slowed(network: Network, factor: float) -> Network:
     return slow
 
 
-def by_lopinfer(shared: OffloadedModel) -> tuple[Network, Callable[[], str]]:
+def by_lopinfer(shared: OffloadedModel | FollowedModel) -> tuple[Network, Callable[[], str]]:
     """Return LOPInfer's network, and a function that returns where the last inference ran."""
     before = [0]
 
@@ -153,5 +168,5 @@ def by_lopinfer(shared: OffloadedModel) -> tuple[Network, Callable[[], str]]:
     return network, where
 
 
-def _offloaded(shared: OffloadedModel) -> int:
+def _offloaded(shared: OffloadedModel | FollowedModel) -> int:
     return 0 if shared.report is None else shared.report.offloaded

@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fleet_models import Follower, FollowOptions, Replacing
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
@@ -19,6 +22,7 @@ from fleet_ros.own_gpu import own_environment, own_gpu
 from fleet_ros.parameters import declare
 from fleet_ros.publishers import publishers, several
 from lopinfer_node.api import offload
+from lopinfer_node.followed import FollowedModel
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.runtime.planner import TablePlanner
 from rclpy.clock import Clock, ClockType
@@ -26,15 +30,15 @@ from rclpy.duration import Duration
 
 from . import qos
 from .actions import Writer
-from .computing import Answer, Computing, Network, by_lopinfer, on_device, slowed
+from .computing import Answer, Computing, Network, by_lopinfer, on_device, slowed, there
 from .core.machine import SAFE, STARVED, Command, PolicyMachine
 from .core.places import ROBOT, SERVER
 from .errors import DataFault, PolicyError
 from .messages import message_class
-from .observer import Observer
+from .observer import Observer, batch_of
 from .own_gpu import OwnGpu
 from .parameters import PolicySettings
-from .policy import chunk_of, example, load_contract, load_policy
+from .policy import chunk_of, example, inputs_of, load_contract, load_policy
 from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # seconds between two statuses
@@ -43,6 +47,10 @@ LOG_PERIOD = 10.0  # seconds between two log lines about stale actions, or about
 # Maximum time in seconds to wait until the commands for the safe state have arrived.
 LAST_WORDS = 1.0
 WARM = 2               # number of inferences before the inference that is measured
+
+
+def _same(model: torch.nn.Module) -> torch.nn.Module:
+    return model
 
 
 class PolicyNode(ManagedNode):
@@ -79,6 +87,7 @@ class PolicyNode(ManagedNode):
         self._strangers: dict[str, tuple[str, str]] = {}
         self._counted: list[int] = []            # numbers of these publishers
         self._shared: Any = None
+        self._follower: Follower | None = None    # of the versions of a fleet
         self._is_safe = False                    # whether the safe-state command has been sent
         self._arrived = self.create_guard_condition(self._on_answers)
         self._open_places()
@@ -130,31 +139,53 @@ class PolicyNode(ManagedNode):
         # which the robot computes both alone and its share.
         model.eval().to(device)
         inputs = example(self.policy, self.contract)
+        robot = self.get_namespace().strip('/') or 'robot'
+        follow = FollowOptions(s.follow, s.follow_margin, partial(self._tried, device),
+                               Path(s.keep).expanduser() if s.keep else None)
+        current: Callable[[], torch.nn.Module] = partial(_same, model)
         shared: Network | None = None
         where: Callable[[], str] = partial(str, SERVER)
         if s.inference == 'lopinfer':
-            robot = self.get_namespace().strip('/') or 'robot'
             planner = TablePlanner(s.method, latency=s.link.latency, slowdown=s.slowdown)
             options = ClientOptions(planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
                                     access=s.security)
             self._shared = self.held.enter_context(offload(
-                model, example=tuple(x.to(device) for x in inputs), robot=robot, options=options))
+                model, example=tuple(x.to(device) for x in inputs), robot=robot, options=options,
+                follow=follow))
             network, where = by_lopinfer(self._shared)
             shared = on_device(network, device)
-        elif s.inference == 'rrto':
-            import copy
+            if isinstance(self._shared, FollowedModel):
+                self._follower, current = self._shared.follower, self._shared.current
+        elif s.follow:
+            replacing = self._follower = Replacing(model, follow, robot, s.security)
+            self.held.callback(replacing.close)
+            current = replacing.current
+        if s.inference == 'rrto':
             if not torch.cuda.is_available():
                 raise PolicyError('inference is rrto, so the node must run in `rrto run`, which '
                                   'gives it the device cuda; here there is none')
-            remote = torch.device('cuda')
-            shared = on_device(copy.deepcopy(model).to(remote), remote)
-        alone = slowed(self._on_own_gpu(model) or on_device(model, device), s.slowdown)
+            shared = there(current, torch.device('cuda'))
+        alone = slowed(self._on_own_gpu(current) or on_device(lambda *x: current()(*x), device),
+                       s.slowdown)
         self._measure(alone, inputs)
         self._computing = {ROBOT: self._place(ROBOT, alone, lambda: ROBOT)}
         if shared is not None:
             self._computing[SERVER] = self._place(SERVER, shared, where)
 
-    def _on_own_gpu(self, model: torch.nn.Module) -> Network | None:
+    def _tried(self, device: torch.device, model: torch.nn.Module) -> float:
+        """Compute a chunk from the last observation; raise an error if it is not finite."""
+        try:
+            batch = batch_of(self.contract, self.observer.newest())
+            inputs = inputs_of(self.policy, batch, None, self.contract.size)
+        except Exception:   # there is no observation yet, or it is of no use
+            inputs = example(self.policy, self.contract)
+        with torch.no_grad():
+            actions = chunk_of(self.policy, on_device(model, device)(*inputs))
+        if not np.isfinite(actions).all():
+            raise PolicyError('its actions for the last observation are not finite')
+        return 1.0
+
+    def _on_own_gpu(self, current: Callable[[], torch.nn.Module]) -> Network | None:
         """Return the model on the robot's GPU, where the device 'cuda' is a server's; or None."""
         if self.settings.device == 'cpu' or not is_cuda_remote():
             return None
@@ -164,9 +195,17 @@ class PolicyNode(ManagedNode):
                 warn('the robot computes on its CPU: it has no GPU, and in `rrto run` the device '
                      "cuda is the server's")
             return None
-        there = OwnGpu(model, device, own_environment(), self.settings.patience, warn)
-        self.held.callback(there.close)
-        return there
+        model = current()
+        child = OwnGpu(model, device, own_environment(), self.settings.patience, warn)
+        self.held.callback(child.close)
+
+        def network(*inputs: torch.Tensor) -> Any:
+            nonlocal model
+            if (now := current()) is not model:
+                model = now
+                child.use(model)
+            return child(*inputs)
+        return network
 
     def _measure(self, network: Network, inputs: tuple[torch.Tensor, ...]) -> None:
         """Measure the duration of an inference on the robot, and check the shape of its actions."""
@@ -342,7 +381,7 @@ class PolicyNode(ManagedNode):
             self.get_logger().warning(others, throttle_duration_sec=LOG_PERIOD,
                                       throttle_time_source_type=self._steady)
         status = diagnosis(self.machine, self.active, f'{name}: policy',
-                           self.get_namespace().strip('/'), others)
+                           self.get_namespace().strip('/'), others, self._follower)
         self.machine.begin_report()
         self._status.publish(status)
         message = DiagnosticArray(status=[status])
@@ -352,4 +391,4 @@ class PolicyNode(ManagedNode):
     @property
     def report(self) -> dict[str, float | str]:
         """Return the values of `policy_status` by name."""
-        return values_of(self.machine)
+        return values_of(self.machine, self._follower)

@@ -73,6 +73,16 @@ class OwnGpu:
                 return output
         return self._model(*inputs)
 
+    def use(self, model: torch.nn.Module) -> None:
+        """Compute with another model from now on, as with the first."""
+        self._model = model
+        if self.computes:
+            try:
+                if error := self._ask(model, READY)[1]:
+                    raise OSError(error)
+            except Exception as error:   # a model that cannot be pickled raises any error
+                self._end(error)
+
     def _ask(self, given: Any, limit: float) -> tuple[Any, str]:
         """Return the answer, an output and an error; raise TimeoutError after ``limit`` seconds.
 
@@ -114,11 +124,12 @@ def main(arguments: list[str]) -> int:
             if isinstance(given, list):
                 sys.path[:] = given
                 continue
-            if network is None:
+            if isinstance(given, torch.nn.Module):
                 device = torch.empty(0, device=arguments[1]).device
                 network = on_device(given.to(device), device)
                 answer: tuple[Any, str] = None, ''
             else:
+                assert network is not None, 'a model must come before inputs'
                 with torch.no_grad():
                     answer = network(*given), ''
         except EOFError:

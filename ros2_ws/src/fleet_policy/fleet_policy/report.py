@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from fleet_models import Follower
 
 from .core.machine import SAFE, STARVED, PolicyMachine
 
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 
 
-def values_of(machine: PolicyMachine) -> dict[str, float | str]:
+def values_of(machine: PolicyMachine, follower: Follower | None = None
+              ) -> dict[str, float | str]:
     """Return the values for the diagnostics by name.
 
-    Times are in seconds; an unknown value is NaN.
+    Times are in seconds; an unknown value is NaN. ``follower``: of a policy that follows a fleet.
     """
     counts, command = machine.counts, machine.command
     found: dict[str, float | str] = {
@@ -28,11 +32,15 @@ def values_of(machine: PolicyMachine) -> dict[str, float | str]:
         found |= {f'{place.name} latency (s)': place.latency,
                   f'{place.name} requests': place.counts['requests'],
                   f'{place.name} lost': place.counts['lost']}
+    if follower is not None:
+        says = follower.says()
+        found |= {f'model {key}': math.nan if value is None else value
+                  for key, value in says.items()}
     return found
 
 
-def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, others: str = ''
-              ) -> DiagnosticStatus:
+def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, others: str = '',
+              follower: Follower | None = None) -> DiagnosticStatus:
     """Return the health of the node.
 
     The level is OK if the node is not ``active``. Otherwise it is ERROR in the states safe
@@ -52,6 +60,7 @@ def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, other
         status.level, status.message = WARN, '; '.join(warnings)
     elif machine.state != 'running':
         status.message = 'waiting for the first actions'
-    status.values = [KeyValue(key=key, value=f'{value:.6g}' if isinstance(value, float)
-                              else str(value)) for key, value in values_of(machine).items()]
+    status.values = [
+        KeyValue(key=key, value=f'{value:.6g}' if isinstance(value, float) else str(value))
+        for key, value in values_of(machine, follower).items()]
     return status

@@ -1,9 +1,11 @@
-"""Selects the PyTorch device that a setting names, and limits a process's memory on it."""
+"""Selects the PyTorch device that a setting names, copies to and from it, limits its memory."""
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,51 @@ def uploaded(tensor: Any, device: Any) -> Any:
     """Copy a CPU tensor to ``device`` and return the copy; on the CPU, return the tensor itself.
 
     For a GPU, the tensor is first copied to pinned memory. The GPU copies it from there while this
-    thread continues. PyTorch keeps the pinned memory and uses it again for other tensors.
+    thread continues, and while it computes what was queued before; only what is queued later on the
+    present stream waits for the copy.
     """
     if device.type != 'cuda':
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    import torch
+
+    here, copying = torch.cuda.current_stream(device), _copying(device, 'up')
+    with torch.cuda.stream(copying):
+        copy = tensor.pin_memory().to(device, non_blocking=True)
+    here.wait_stream(copying)
+    copy.record_stream(here)    # its memory is the other stream's, which may use it again too early
+    return copy
+
+
+def downloading(tensor: Any) -> Callable[[], Any]:
+    """Begin to copy a tensor to the host; return a function that waits for the copy and returns it.
+
+    A GPU copies to pinned memory as soon as the present stream has computed what was queued until
+    now; what is queued later delays nothing. A tensor on the CPU is returned itself.
+    """
+    if tensor.device.type != 'cuda':
+        return tensor.cpu
+    import torch
+
+    here, copying = torch.cuda.current_stream(tensor.device), _copying(tensor.device, 'down')
+    copying.wait_stream(here)
+    with torch.cuda.stream(copying):
+        copy = tensor.to('cpu', non_blocking=True)      # pinned
+        done = torch.cuda.Event(blocking=True)
+        done.record()
+    tensor.record_stream(copying)
+
+    def wait() -> Any:
+        done.synchronize()
+        return copy
+    return wait
+
+
+@lru_cache(None)
+def _copying(device: Any, way: str) -> Any:
+    """Return this process's stream for the copies in one direction."""
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 def warm_up(device: Any) -> None:

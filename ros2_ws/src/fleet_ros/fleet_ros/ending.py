@@ -108,12 +108,20 @@ def ended_by_signals() -> Iterator[None]:
     """Let SIGINT and SIGTERM interrupt a program of the user by an exception, wherever it waits.
 
     In this context SIGINT raises KeyboardInterrupt and SIGTERM raises SystemExit, so that the
-    program can end in an orderly way. Signal handlers that the program has set itself stay. If the
-    program does not catch the KeyboardInterrupt, Python ends by SIGINT as usual, but without a
-    traceback.
+    program can end in an orderly way. A second SIGTERM does not interrupt this end, but ends the
+    process at once. Signal handlers that the program has set itself stay. If the program does not
+    catch the KeyboardInterrupt, Python ends by SIGINT as usual, but without a traceback.
     """
+    first: list[float] = []  # time of the first SIGTERM
+
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        now = time.monotonic()
+        if not first:
+            first.append(now)
+            raise SystemExit(128 + number)
+        if now - first[0] > _SAME:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     ours = threading.current_thread() is threading.main_thread() \
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -127,6 +135,21 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         if ours and signal.getsignal(signal.SIGTERM) is end:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Let no signal interrupt this context; those that come act at its end.
+
+    An object that has started a thread could otherwise be lost before anybody can close it. A
+    thread that is left when Python ends aborts the process: "terminate called without an active
+    exception".
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _hide_interrupts() -> None:

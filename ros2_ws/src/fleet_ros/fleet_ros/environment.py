@@ -99,10 +99,11 @@ def _kept(profile: str) -> Path:
     """Write a profile to a file below `ros_home`, named by the profile's hash; return its path."""
     path = ros_home() / 'fleet' / f'fastdds-{hashlib.sha256(profile.encode()).hexdigest()[:16]}.xml'
     try:
-        if path.exists() and path.read_text() == profile:
+        if path.exists() and path.read_text(encoding='utf-8') == profile:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile('w', dir=path.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile('w', encoding='utf-8', dir=path.parent,
+                                         delete=False) as file:
             file.write(profile)
         os.replace(file.name, path)
     except OSError as error:

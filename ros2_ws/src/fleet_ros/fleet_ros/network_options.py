@@ -1,13 +1,16 @@
-"""The options by which a command gets its network settings if it reads no fleet file."""
+"""Options of commands that read no fleet file: the network, the key, and those of servers."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from fleet_env.settings.base import Text, from_flat, knobs
+from fleet_env.command import at_least_one
+from fleet_env.settings.base import Text, flat, from_flat, knobs
 from fleet_env.settings.fleet import ReachConfig
 
 from .dds_profiles import is_loopback
@@ -37,15 +40,51 @@ def add_access_options(parser: argparse.ArgumentParser) -> None:
                              'everybody on the network')
 
 
-def chosen_network(options: argparse.Namespace) -> ReachConfig:
-    """Return the network settings that the options give.
+def add_server_options(parser: argparse.ArgumentParser, device: str, memory: str) -> None:
+    """Add the options that all servers have; ``device``: its default; ``memory``: help text."""
+    default = 'cuda if there is one' if device == 'auto' else device
+    parser.add_argument('--device', default=device, metavar='DEVICE',
+                        help=f'device that computes: cpu, cuda or cuda:N (default: {default})')
+    parser.add_argument('--threads', type=at_least_one, metavar='N',
+                        help="computing threads (default: PyTorch's own choice)")
+    parser.add_argument('--memory', type=at_least_one, metavar='MIB', help=memory)
+    add_access_options(parser)
+    add_network_options(parser, without=['namespace'])
 
-    :raises SettingError: a value is invalid; the message names the option.
+
+def server_arguments(options: argparse.Namespace, parameters: Mapping[str, Any],
+                     namespace: str = '') -> list[str]:
+    """Return the ROS arguments for the options of `add_server_options` and more parameters.
+
+    ``parameters``: see `ros_arguments`. ``namespace``: that of the nodes; '': none.
     """
+    given = {**{name: getattr(options, name) for name in ('device', 'threads', 'memory')},
+             'security.key': options.key, 'security.open': options.open or None, **parameters}
+    return [*ros_arguments(given), *(['-r', f'__ns:=/{namespace.strip("/")}'] if namespace else [])]
+
+
+def ros_arguments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the ROS arguments that give nodes these parameters, except those of None or ''."""
+    # A text is quoted, because ROS 2 would read inf or 2024 as a number.
+    return ['--ros-args', *(part for name, value in parameters.items() if value not in (None, '')
+                            for part in ('-p', f'{name}:={json.dumps(value, default=str)}'))]
+
+
+def given_network(options: argparse.Namespace) -> dict[str, Text]:
+    """Return name of a network setting -> text, for the options that the user has given."""
     given = {knob.name: getattr(options, f'network.{knob.name}', None)
              for knob in knobs(ReachConfig)}
-    return from_flat(ReachConfig, {name: Text(text) for name, text in given.items()
-                                   if text is not None}, '--')
+    return {name: Text(text) for name, text in given.items() if text is not None}
+
+
+def chosen_network(options: argparse.Namespace, usual: ReachConfig | None = None) -> ReachConfig:
+    """Return the network settings that the options give.
+
+    :param usual: the settings that the options change; default: those of `ReachConfig`.
+    :raises SettingError: a value is invalid; the message names the option.
+    """
+    return from_flat(ReachConfig, {**(flat(usual) if usual else {}), **given_network(options)},
+                     '--')
 
 
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:

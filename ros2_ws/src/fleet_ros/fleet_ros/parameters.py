@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import yaml
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import Knob, Settings, flat, from_flat, knobs
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
@@ -42,6 +43,19 @@ def parameters(settings: Settings) -> dict[str, Any]:
     found = {knob.name: _to_ros(values[knob.name]) for knob in declared(type(settings))}
     # Leave out empty lists: rclpy cannot pass an empty list, and every list is empty by default.
     return {name: value for name, value in found.items() if value != []}
+
+
+class _Quoting(yaml.SafeDumper):
+    """Quotes every text, because ROS 2 reads other texts as numbers than PyYAML does: inf, 1e5."""
+
+
+_Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar(
+    'tag:yaml.org,2002:str', text, style='"'))
+
+
+def parameter_file(values: Mapping[str, Any]) -> str:
+    """Return the text of a parameter file that gives any node these parameters."""
+    return yaml.dump({'/**': {'ros__parameters': dict(values)}}, Dumper=_Quoting)
 
 
 def _to_ros(value: Any) -> Any:

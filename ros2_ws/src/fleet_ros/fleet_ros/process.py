@@ -1,4 +1,4 @@
-"""Runs one node as a process: signals, executor, errors that are the user's fault, exit code."""
+"""Runs nodes as a process: signals, executor, errors that are the user's fault, exit code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import rclpy
+from fleet_env.command import use_utf8
 from fleet_env.settings.fleet import ReachConfig
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
@@ -26,30 +28,35 @@ from .spinning import until_shut_down
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         arguments: Sequence[str] | None, packages: Collection[str],
         before: Callable[[Sequence[str] | None], None] = lambda arguments: None,
-        settings: str = '') -> int:
-    """Build a node, serve it, and return the exit code of the process.
+        settings: str = '', ends: bool = False) -> int:
+    """Build a node or a list of nodes, serve it, and return the exit code of the process.
 
     With the argument `--help`, print the node's parameters instead.
 
     An error whose class is from ``packages``, rclpy, fleet_ros or fleet_env is the user's
     fault. Such an error is printed as one line, without a traceback.
 
-    :param build: function that makes the node. Import slow packages (PyTorch) in this
+    :param build: function that makes the node or nodes. Import slow packages (PyTorch) in this
         function, so that Ctrl+C works during the imports.
-    :param serve: function that serves the node until its end, and returns the exit code.
+    :param serve: function that gets what ``build`` has returned, serves it until its end, and
+        returns the exit code.
     :param arguments: arguments of the process. None: sys.argv; in this case, `run` also
         ends the process. It does not tear down libraries or wait for threads that still
         compute (`leave`).
     :param before: function that is called with ``arguments`` before the process joins DDS.
         It may raise an error.
     :param settings: class of the node's settings, as ``package.module:Class``.
+    :param ends: whether this function also ends the process if ``arguments`` are given.
     """
+    if arguments is None:
+        use_utf8()
     given = sys.argv[1:] if arguments is None else arguments
     if {'-h', '--help'} & set(takewhile('--ros-args'.__ne__, given)):
         print(_help(settings))
         return 0
-    code = _run(build, serve, arguments, packages, before)
-    if arguments is None:
+    ends = ends or arguments is None
+    code = _run(build, serve, arguments, packages, before, ends)
+    if ends:
         leave(code)
     return code
 
@@ -65,7 +72,7 @@ def _help(settings: str) -> str:
 
 def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
          arguments: Sequence[str] | None, packages: Collection[str],
-         before: Callable[[Sequence[str] | None], None]) -> int:
+         before: Callable[[Sequence[str] | None], None], ends: bool) -> int:
     end_with_launcher()
     interruption = Interruption()
     try:
@@ -87,16 +94,21 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         if not is_users(error, packages):
             traceback.print_exc()
         return _end(fail(explained(error, packages)))
-    try:
+    nodes = _listed(node)
+    with ExitStack() as released:
+        released.callback(_end, 0)
+        for each in reversed(nodes):
+            released.callback(each.destroy_node)
+        if ends:
+            released.callback(limit_leaving)
         code = serve(node, interruption)
-        until = getattr(node, 'stays_until', 0.0)
-        spin_until(node, lambda: bool(interruption) or time.monotonic() >= until, interruption)
+        until = max(getattr(each, 'stays_until', 0.0) for each in nodes)
+        spin_until(nodes, lambda: bool(interruption) or time.monotonic() >= until, interruption)
         return code
-    finally:
-        if arguments is None:
-            limit_leaving()
-        node.destroy_node()
-        _end(0)
+
+
+def _listed(nodes: Node | Sequence[Node]) -> Sequence[Node]:
+    return [nodes] if isinstance(nodes, Node) else nodes
 
 
 def is_users(error: Exception, packages: Collection[str]) -> bool:
@@ -121,6 +133,8 @@ def explained(error: Exception, packages: Collection[str]) -> str:
 def _advice(error: str) -> str:
     if 'logging' in error:
         return 'Set ROS_LOG_DIR to a folder that can be written'
+    if 'namespace' in error:
+        return 'A namespace has at most 64 letters, digits and single underscores between slashes'
     return ('Check the arguments, ROS_DOMAIN_ID (0 to 232), the network interfaces that the '
             'profile of DDS names, and whether file descriptors are left (ulimit -n)')
 
@@ -131,21 +145,24 @@ def _end(code: int) -> int:
     return code
 
 
-def spin_until(node: Node, done: Callable[[], bool], interruption: Interruption,
+def spin_until(nodes: Node | Sequence[Node], done: Callable[[], bool], interruption: Interruption,
                interrupt: Callable[[], None] = lambda: None) -> None:
     """Spin until ``done()`` is true; call ``interrupt`` at the first signal, stop at the second."""
     executor = SingleThreadedExecutor()
-    executor.add_node(node)
+    nodes = _listed(nodes)
+    for node in nodes:
+        executor.add_node(node)
     handled = False
     try:
-        with until_shut_down(node.context):
+        with until_shut_down(nodes[0].context):
             while not done() and not interruption.at_once:
                 executor.spin_once(timeout_sec=0.1)
                 if interruption and not handled:
                     handled = True
                     interrupt()
     finally:
-        executor.remove_node(node)
+        for node in nodes:
+            executor.remove_node(node)
 
 
 def fail(message: str) -> int:

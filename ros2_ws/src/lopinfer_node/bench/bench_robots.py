@@ -99,7 +99,8 @@ def plain(options, size):
     """Return inferences/s of PyTorch with a batch of this size, on one thread or the device."""
     torch.set_num_threads(1)
     model, example = model_of(options.model)
-    model, batch = model.to(options.device), torch.cat([example] * size).to(options.device)
+    device = options.device.partition(',')[0]
+    model, batch = model.to(device), torch.cat([example] * size).to(device)
     rounds, end = [], time.perf_counter() + options.seconds
     with torch.inference_mode():
         while time.perf_counter() < end:

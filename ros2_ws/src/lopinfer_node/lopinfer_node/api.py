@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
 from fleet_models import FollowOptions
@@ -32,9 +33,9 @@ from .followed import FollowedModel
 from .model.precision import Precision
 from .model.snapshot import Snapshot
 from .model.state import every_hook
-from .model.traced import Traced, trace
+from .model.traced import Traced, input_names, trace
 from .ros.client_shell import UPDATING, ClientOptions, Replaced
-from .ros.servers import Servers
+from .ros.servers import LAST_WORDS, Servers
 from .runtime.client import Report
 from .runtime.planner import TablePlanner
 
@@ -234,6 +235,8 @@ class OffloadedModel:
             client, self._client, self._ended = self._client, None, 'closed'
         if client is None:
             return
+        client.leave()
+        client.wait_until(lambda: client.has_left, time.monotonic() + LAST_WORDS)
         self._spinning.close()
         client.close()
         self._release()
@@ -258,6 +261,7 @@ class _Given:
         before = Snapshot(model) if apart else None
         source = _twin(model) if apart else model
         leaves, self._inputs = pytree.tree_flatten((args, kwargs))
+        self._names = input_names(args, kwargs)
 
         def run() -> None:
             # copies, because the model may write to its inputs
@@ -278,12 +282,13 @@ class _Given:
         name = self.traced.name
         if structure != self._inputs:
             return f'{name}: the inputs must be nested, named and ordered like the traced ones'
-        if other := _no_plain_tensor(leaves):
-            return f'{name}: an input is {other}, not a plain tensor'
+        for place, leaf in zip(self._names, leaves, strict=True):
+            if other := _no_plain_tensor(leaf):
+                return f'{name}: input {place} is {other}, not a plain tensor'
         try:
             self.traced.check_inputs(leaves)
         except ModelError as error:
-            return str(error)
+            return f'{error}: open a second offload for inputs of this shape and type'
         devices = [leaf.device for leaf in leaves]
         if devices != self._devices:
             return f'the inputs must be on {self._devices} like the traced ones, got {devices}'
@@ -393,15 +398,14 @@ def _claimed(robot: str) -> str:
         return name
 
 
-def _no_plain_tensor(leaves: list[Any]) -> str:
-    """Describe the first input that is not a plain tensor, such as 'of class X'; '' if none is."""
-    for leaf in leaves:
-        if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-            return f'of class {type(leaf).__name__}'
-        if leaf.layout is not torch.strided:
-            return f'of layout {leaf.layout}'
-        if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-            return 'of a transform of torch.func'
+def _no_plain_tensor(leaf: Any) -> str:
+    """Describe an input that is not a plain tensor, such as 'of class X'; '' if it is one."""
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+        return f'of class {type(leaf).__name__}'
+    if leaf.layout is not torch.strided:
+        return f'of layout {leaf.layout}'
+    if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+        return 'of a transform of torch.func'
     return ''
 
 

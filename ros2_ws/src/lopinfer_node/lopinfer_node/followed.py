@@ -48,13 +48,17 @@ class FollowedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take up a version if one is ready; then run one inference, shared if possible."""
-        if self.follower.ready is not None:
-            self._take()
+        self.take()
         return self._present(*args, **kwargs)
 
     @property
     def model(self) -> torch.nn.Module:
         """The present model; each version has an object of its own."""
+        return self._present.model
+
+    def current(self) -> torch.nn.Module:
+        """Take up a version if one is ready; return the present model."""
+        self.take()
         return self._present.model
 
     @property
@@ -89,8 +93,10 @@ class FollowedModel:
         for one in opened:
             one.close()
 
-    def _take(self) -> None:
-        """Replace the present model; a thread closes the one before, as that takes a while."""
+    def take(self) -> None:
+        """Take up a version if one is ready; each call of the model does so first."""
+        if self.follower.ready is None:
+            return
         with self._changing:
             ready: Ready | None = self.follower.ready
             if ready is None or self._closed:
@@ -98,6 +104,7 @@ class FollowedModel:
             former, self._present = self._present, ready.prepared
             self._opened = [self._present]
             self.follower.taken(ready)
+        # in a thread, because it takes a while
         threading.Thread(target=former.close, name='close', daemon=True).start()
 
     def _prepared(self, state: dict[str, torch.Tensor]) -> OffloadedModel:

@@ -9,15 +9,14 @@ from typing import Any
 from fleet_ros.ending import Interruption
 from fleet_ros.exposure import look_before
 from fleet_ros.process import fail, run, spin_until
+from fleet_ros.serving import Kind, serve
 
 PACKAGES = ('lopinfer_node',)
 
 
 def server_main(args: Sequence[str] | None = None) -> int:
     """Serve models until the process is stopped; return the exit code, 0 for a clean end."""
-    return run(_build_server, _serve, args, PACKAGES,
-               lambda given: look_before('lopinfer_server', '/', given),
-               'lopinfer_node.parameters:ServerSettings')
+    return serve([SERVER], args)
 
 
 def client_main(args: Sequence[str] | None = None) -> int:
@@ -27,12 +26,12 @@ def client_main(args: Sequence[str] | None = None) -> int:
                'lopinfer_node.parameters:ClientSettings')
 
 
-def _build_server() -> Any:
+def _build_server(**options: Any) -> Any:
     from .ros.server_node import ServerNode
     # The thread that computes needs Python for a moment after each operator. While messages arrive,
     # it would wait up to 5 ms for it, the default.
     sys.setswitchinterval(0.0005)
-    return ServerNode()
+    return ServerNode(**options)
 
 
 def _build_client() -> Any:
@@ -40,11 +39,12 @@ def _build_client() -> Any:
     return ClientNode()
 
 
-def _serve(node: Any, interruption: Interruption) -> int:
-    spin_until(node, lambda: node.drained, interruption, node.shutdown)
-    return 0
-
-
 def _infer(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: bool(interruption or node.error), interruption)
+    node.leave()
+    spin_until(node, lambda: node.has_left, interruption)
     return fail(node.error) if node.error else 0
+
+
+SERVER = Kind('lopinfer_server', PACKAGES, _build_server,
+              'lopinfer_node.parameters:ServerSettings')

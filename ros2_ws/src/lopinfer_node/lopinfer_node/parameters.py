@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import DEVICE, AccessConfig
+from fleet_ros.device import torch_device
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 
@@ -17,6 +18,12 @@ from .runtime.client import Settings
 from .runtime.planner import LOSS, METHODS
 from .runtime.recording import Recording
 from .runtime.server import Limits
+
+
+def several(rules: dict[str, Any]) -> dict[str, Any]:
+    """Return the rules of a setting for several values, separated by commas."""
+    one = rules['pattern'].removeprefix('^').removesuffix('$')
+    return {'pattern': f'^{one}(,{one})*$', 'form': f'{rules["form"]}, or several of these'}
 
 
 class NodeSettings(LinkSettings):
@@ -48,6 +55,23 @@ class ServerSettings(ManagedSettings, NodeSettings, Limits):
                               'or timm, or package.module:factory', empty=True)
     weights: str = setting('', "weights of these models, separated by commas: folders of a fleet's "
                                'run, or files of a state_dict; empty: their own', empty=True)
+    device: str = setting('cpu', 'device that computes; several of one kind, separated by commas, '
+                                 'compute at the same time', **several(DEVICE))
+
+    follow: str = setting('', 'namespace of a fleet, such as /rog, whose model robots follow: the '
+                              'server fetches its versions, so robots need not send them; empty: '
+                              'none', empty=True)
+
+    def chosen_devices(self) -> str:
+        """Return the devices, as PyTorch calls them, separated by commas.
+
+        :raises SettingError: this machine lacks one of them, or they are not of one kind.
+        """
+        devices = [torch_device(name) for name in self.device.split(',')]
+        if len({device.type for device in devices}) > 1:
+            raise SettingError('parameter device must name devices of one kind, because a plan is '
+                               f"made for any of them, got '{self.device}'")
+        return ','.join(map(str, devices))
 
     def chosen_models(self) -> list[tuple[str, str]]:
         """Return the names of the models to load, each with its weights ('': its own).

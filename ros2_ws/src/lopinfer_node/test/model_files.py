@@ -4,7 +4,6 @@ import json
 
 from lopinfer_node.model.files import GRAPH, WEIGHTS
 from lopinfer_node.model.precision import Precision
-from lopinfer_node.model.text import VERSION
 from safetensors.torch import save_file
 
 
@@ -15,7 +14,7 @@ def write_model(folder, shape, *calls, weights=None, dtype='float32', axis=None)
                for op, arguments, made, *kind in calls]
     folder.mkdir(parents=True)
     (folder / GRAPH).write_text(json.dumps({
-        'version': VERSION, 'precision': Precision().as_json(), 'name': 'written',
+        'version': 2, 'precision': Precision().as_json(), 'name': 'written',
         'calls': records, 'outputs': [{'v': len(calls)}],
         'inputs': [{'shape': list(shape), 'dtype': dtype, 'axis': axis, 'place': 'x'}]}))
     save_file(weights or {}, str(folder / WEIGHTS))

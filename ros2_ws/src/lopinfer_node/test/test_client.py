@@ -9,6 +9,8 @@ from lopinfer_node.planning.plan import DEVICE, Plan
 from lopinfer_node.runtime.choice import LATER, NO_TABLE, PlanChoice, PlannedTable
 from lopinfer_node.runtime.client import (
     CHECKING,
+    ENDED,
+    ENDING,
     OPEN,
     OPENING,
     PLANNING,
@@ -20,6 +22,7 @@ from lopinfer_node.runtime.client import (
 )
 from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from lopinfer_node.runtime.wire import (
+    LEAVING,
     NO_PLAN,
     NOT_OPEN,
     PROBE,
@@ -395,3 +398,16 @@ def test_the_time_of_the_check_is_in_what_is_expected_and_in_no_plans_record():
     program = Program(machine.table.plans[2], DEVICE)
     machine.begin(2, program.steps, program.start(INPUT), 1.0)
     assert machine.report.estimate == pytest.approx(0.13) and machine.report.check == 0.03
+
+
+def test_a_client_that_ends_says_so_until_the_server_answers():
+    machine = opened()
+    for _ in range(3):
+        goodbye, = machine.leave(2.0) if machine.state == OPEN else \
+            machine.on_time(machine.deadline)
+        assert goodbye.status == LEAVING and machine.state == ENDING
+        assert machine.choose(2.0) is None
+    assert machine.on_ack(Ack(0, 0, 2.0, 5, NOT_OPEN), 2.5) == []
+    assert machine.state == ENDED and machine.deadline == math.inf
+    fresh = ClientMachine(5)
+    assert fresh.leave(0.0) == [] and fresh.state == ENDED   # nobody knows it

@@ -13,7 +13,17 @@ from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
 from offering import Offering
 from runtime_models import Small
-from test_nodes import SHAPE, domain, halves, server_here, store, tried  # noqa: F401
+from safetensors import safe_open
+from test_nodes import (  # noqa: F401
+    SHAPE,
+    domain,
+    halves,
+    processes,
+    server_here,
+    start,
+    store,
+    tried,
+)
 
 
 @contextmanager
@@ -57,11 +67,25 @@ def test_robot_and_server_change_together_and_share_all_the_time(store, tmp_path
                     assert fits in ([current], [number])
                     current = fits[0]
                 before = shared.report.offloaded
-                # the server was ready for the version before it was taken up
-                assert shared.shared
                 eventually(lambda: equal(shared(x), versions[number], x)   # noqa: B023
                            and shared.report.offloaded > before)           # noqa: B023
             assert shared.follower.version.number == 3 and equal(model(x), versions[0], x)
+
+
+def test_a_server_that_follows_needs_no_weights_of_robots(
+        processes, store, tmp_path):  # noqa: F811
+    model, x, new = Small().eval(), torch.rand(SHAPE), other(1)
+    start(processes, 'server', directory=store, follow='/rog')
+    with offering(tmp_path / 'models') as fleet, \
+            offload(model, example=x, options=ClientOptions(halves), follow='/rog') as shared:
+        assert shared.wait(LIMIT)
+        fleet.give(new, .5)
+        eventually(lambda: equal(shared(x), new, x) and shared.shared)
+        sent = {p.parent.name: set(safe_open(str(p), 'pt').keys())
+                for p in store.glob('*/weights.safetensors')
+                if not p.parent.name.startswith('followed')}
+        assert sorted(map(len, sent.values())) == [0, len(model.state_dict())], sent
+        assert [p.name for p in store.glob('followed*')] == ['followed-1']
 
 
 def test_without_a_server_the_robot_takes_up_versions_alone(tmp_path):

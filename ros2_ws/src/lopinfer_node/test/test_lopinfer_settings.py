@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fleet_env.errors import SettingError
+from lopinfer_node import parameters
 from lopinfer_node.errors import ModelError
 from lopinfer_node.model import zoo
 from lopinfer_node.model.pictures import traced_of_images
@@ -21,6 +22,20 @@ def test_a_folder_of_models_is_made_or_the_parameter_is_named(tmp_path):
 def test_a_recording_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(SettingError, match='parameter recording .* Is a directory'):
         ClientSettings(recording=str(tmp_path)).open_recording()
+
+
+def test_a_server_may_have_several_devices_of_one_kind(monkeypatch):
+    assert ServerSettings(device='cpu,cpu').chosen_devices() == 'cpu,cpu'
+    with pytest.raises(SettingError, match="'cuda:98' cannot be used here"):
+        ServerSettings(device='cuda:98,cuda:99').chosen_devices()
+    monkeypatch.setattr(parameters, 'torch_device', torch.device)
+    with pytest.raises(SettingError, match="devices of one kind, .* got 'cpu,cuda:1'"):
+        ServerSettings(device='cpu,cuda:1').chosen_devices()
+    for wrong in 'cpu,', 'cpu;cpu', 'tpu':
+        with pytest.raises(ValueError, match='device'):
+            ServerSettings(device=wrong)
+    with pytest.raises(ValueError, match='device'):
+        ClientSettings(device='cpu,cpu')
 
 
 def test_the_weights_of_the_server_belong_to_its_models_in_their_order():

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import rclpy
 import torch
+from fleet_compute.graphs import Graphs
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, environment, eventually, free_domain
 from lopinfer_node import api
@@ -47,6 +48,7 @@ from lopinfer_node.runtime.trial import Trier
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
+from replayed import Replayed
 from runtime_models import Small, Untraceable
 
 SHAPE = (1, 3, 32, 40)
@@ -207,7 +209,7 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
     traced = trace(Small().eval(), torch.rand(SHAPE))
     with server_here(store) as server:
         server.add(traced)
-        eventually(lambda: traced.digest in server._models)
+        eventually(lambda: (traced.digest, 'cpu') in server._models)
         server._models.clear()
         weights = server.store.path(traced.digest) / 'weights.safetensors'
         data = bytearray(weights.read_bytes())
@@ -222,14 +224,14 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
 def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeypatch):
     made, begun, go_on = [], threading.Event(), threading.Event()
 
-    def slow(traced, request, recording, prepared):
+    def slow(traced, request, recording, prepared, lane, graphs):
         made.append(request.client)
         begun.set()
         assert go_on.wait(LIMIT)
         return []
     monkeypatch.setattr(server_shell, 'prepare_plans', slow)
     with server_here(tmp_path) as server:
-        server._models['a'] = None
+        server._models['a', 'cpu'] = None
 
         def ask(client):
             request = PlansRequest(client, 1, 'a', b'', np.empty(0))
@@ -336,11 +338,12 @@ class Pair(torch.nn.Module):
 
 ONES = torch.ones(4, 4)
 OTHERS = {
-    'another shape': (lambda m: ({'left': ONES[:2], 'right': ONES[:2] * 3},), '[4, 4], got'),
+    'another shape': (lambda m: ({'left': ONES[:2], 'right': ONES[:2] * 3},),
+                      'got torch.float32 [2, 4]: open a second offload for inputs of this shape'),
     'another type': (lambda m: ({'left': ONES.double(), 'right': ONES.double() * 3},), 'float64'),
     'another order': (lambda m: ({'right': ONES * 3, 'left': ONES},), 'nested, named and ordered'),
     'one more input': (lambda m: ({'left': ONES, 'right': ONES * 3}, ONES), 'nested, named'),
-    'a number': (lambda m: ({'left': ONES, 'right': 3.0},), 'of class float'),
+    'a number': (lambda m: ({'left': ONES, 'right': 3.0},), "input 0['right'] is of class float"),
     'a class of tensors': (lambda m: ({'left': ONES, 'right': (ONES * 3).as_subclass(
         type('Mine', (torch.Tensor,), {}))},), 'of class Mine'),
     'one tensor twice': (lambda m: ({'left': ONES, 'right': ONES},), 'same tensor')}
@@ -436,6 +439,28 @@ def test_another_precision_than_that_of_the_trace_is_not_shared(monkeypatch):
         assert 'TF32' not in shared.reason
 
 
+def test_a_model_without_weights_is_shared(tmp_path):
+    model, x = torch.nn.Upsample(scale_factor=2).eval(), torch.rand(1, 3, 8, 8)
+    with server_here(tmp_path), offload(model, example=x,
+                                        options=ClientOptions(everything_there)) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        assert torch.equal(shared(x), model(x)) and shared.report.offloaded == 1
+
+
+def test_a_robot_that_was_closed_may_come_back_at_once(store, monkeypatch):
+    monkeypatch.setattr('lopinfer_node.runtime.server.TAKE_OVER', LIMIT)
+    replies, on_open = [], client.ClientMachine.on_open
+    monkeypatch.setattr(client.ClientMachine, 'on_open', lambda machine, reply, now: (
+        replies.append(reply.reason), on_open(machine, reply, now))[1])
+    with server_here(store):
+        for _ in range(2):
+            with offload(Small().eval(), example=torch.rand(SHAPE), robot='arm',
+                         options=ClientOptions(everything_there)) as shared:
+                eventually(lambda shared=shared: shared.shared
+                           or any('in use' in reason for reason in replies))
+                assert shared.shared, replies
+
+
 def test_two_models_of_one_process_are_both_shared(store):
     """The server has the first model's files, receives the second model, and runs a trial of it."""
     models = [Small().eval(), Small().eval()]
@@ -451,14 +476,28 @@ def test_two_models_of_one_process_are_both_shared(store):
             assert shared.report.offloaded == 1
 
 
-def test_a_named_tuple_is_one_input():
-    class Batch(NamedTuple):
-        left: torch.Tensor
-        right: torch.Tensor
+class Batch(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor | str
 
-    class Takes(torch.nn.Module):
-        def forward(self, batch, scale=2.0):
-            return batch.left - batch.right * scale
+
+class Takes(torch.nn.Module):
+    def forward(self, batch, scale=2.0):
+        return batch.left - (1.0 if type(batch.right) is str else batch.right) * scale
+
+
+def test_the_field_of_a_named_tuple_that_is_no_tensor_is_named():
+    with pytest.warns(UserWarning, match=r'input 0\.right is of class str'), \
+            offload(Takes().eval(), example=Batch(ONES, 'pick')) as shared:
+        assert '0.right' in shared.reason
+    with pytest.warns(UserWarning, match=r'input batch\.right is of class str'), \
+            offload(Takes().eval()) as shared:
+        shared(batch=Batch(ONES, ONES))
+        assert torch.equal(shared(batch=Batch(ONES, 'pick')), ONES - 2)
+        assert 'batch.right' in shared.reason
+
+
+def test_a_named_tuple_is_one_input():
     with offload(Takes().eval(), example=Batch(ONES, ONES * 2)) as shared:
         assert torch.equal(shared(Batch(ONES, ONES * 2)), -3 * ONES)
         assert 'nested' not in shared.reason and shared.report.requests == 1
@@ -774,7 +813,7 @@ def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
     together, sizes = Program.compute_together, []
 
     def counted(program, runs, steps):
-        sizes.append(len(runs))
+        sizes.extend([len(runs)] * (len(runs) > 1))
         return together(program, runs, steps)
     monkeypatch.setattr(Program, 'compute_together', counted)
     model = Small().eval()
@@ -793,6 +832,67 @@ def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(
 
     with server_here(store), ThreadPoolExecutor(3) as robots:
         assert all(robots.map(robot, (1, 2, 3)))
+
+
+class Chosen(torch.nn.Module):
+    """Fails for an index outside its table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.table, self.head = torch.nn.Embedding(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, index):
+        return self.head(self.table(index))
+
+
+def test_two_devices_compute_for_two_robots_and_what_fails_on_one_harms_nobody(tmp_path):
+    model, options = Chosen().eval(), ClientOptions(everything_there)
+
+    def robot(number):
+        with offload(model, robot=f'robot{number}', example=torch.zeros(3, dtype=torch.int64),
+                     options=options) as shared:
+            assert shared.wait(LIMIT)
+            both.wait(LIMIT)
+            draw = torch.Generator().manual_seed(number)
+            while shared.report.offloaded < 20:
+                index = torch.randint(8, (3,), generator=draw)
+                with torch.no_grad():
+                    torch.testing.assert_close(shared(index), model(index))
+                if number and shared.report.offloaded == 5 and not shared.report.fallbacks:
+                    with pytest.raises(IndexError):     # on the server, and then on the robot
+                        shared(index + 8)
+            done.append((number, shared.report.fallbacks))
+            both.wait(LIMIT)
+
+    computed, done, both = [], [], threading.Barrier(2)
+    with server_here(tmp_path, device='cpu,cpu') as server, ThreadPoolExecutor(2) as robots:
+        finish = server._finish
+        server._finish = lambda lane, work, *more: (computed.extend(
+            (r.client, lane.number) for r in work.members), finish(lane, work, *more))
+        list(robots.map(robot, (0, 1)))
+        assert len(server._models) == 1     # one device, so one copy of the weights
+    lanes = {client: {lane for c, lane in computed if c == client} for client, _ in computed}
+    assert sorted(map(tuple, lanes.values())) == [(0,), (1,)]
+    assert sorted(done) == [(0, 0), (1, 1)]
+
+
+def test_results_that_are_waited_for_while_the_device_goes_on_are_the_models(
+        store, monkeypatch):
+    """As on a GPU: later steps are queued before earlier results are there, and captured."""
+    capture = Replayed()
+    monkeypatch.setattr(server_shell, 'AHEAD', {'cpu': 1})
+    monkeypatch.setattr(server_shell, 'graphs_on', lambda device: graphs)
+    graphs, model = Graphs(capture), Small().eval()
+    with server_here(store, device='cpu,cpu'), \
+            offload(model, example=torch.rand(SHAPE), options=ClientOptions(halves)) as shared:
+        assert shared.wait(LIMIT)
+        while shared.report.offloaded < 20:
+            x = torch.rand(SHAPE)
+            with torch.no_grad():
+                same(shared(x), model(x))
+        assert shared.report.fallbacks <= 1
+    assert capture.captures and len(graphs) == capture.captures
 
 
 @pytest.mark.long

@@ -1,9 +1,11 @@
 """Robot and server round alike: the server computes a model with the precision of its robot."""
 
 import json
+import threading
 
 import pytest
 import torch
+from fleet_testing import LIMIT, eventually
 from lopinfer_node.errors import ModelError
 from lopinfer_node.model import precision
 from lopinfer_node.model.calls import Call
@@ -101,3 +103,31 @@ def test_a_file_with_another_precision_is_refused(tmp_path, state):
     (tmp_path / GRAPH).write_text(json.dumps(document))
     with pytest.raises(ModelError, match='precision must have'):
         load(tmp_path)
+
+
+def test_threads_that_compute_with_another_precision_take_turns():
+    """A server with two devices computes two models, and PyTorch has one precision."""
+    order, running, may_end = [], threading.Event(), threading.Event()
+
+    def first():
+        with ROUNDING.held():
+            running.set()
+            assert may_end.wait(LIMIT)
+            order.append(Precision.of_gpus())
+
+    def then(other):
+        with other.held():
+            order.append(Precision.of_gpus())
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    assert running.wait(LIMIT)
+    with ROUNDING.held():       # the same one does not wait
+        pass
+    for other in Precision(), ROUNDING:     # the third thread waits for the second one
+        threads.append(threading.Thread(target=then, args=[other]))
+        threads[-1].start()
+        eventually(lambda: precision._wanted == Precision())
+    may_end.set()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert order == [ROUNDING, Precision(), ROUNDING] and not precision._holders

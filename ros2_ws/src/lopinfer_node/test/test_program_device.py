@@ -1,14 +1,21 @@
 """Tests which threads may use the device that computes."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
+from fleet_compute.graphs import AFTER, CudaCapture, Graphs
 from lopinfer_node.model.files import load, save
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime import program
 from lopinfer_node.runtime.program import Program
+from replayed import Replayed
 from runtime_models import Small
+
+GPU = pytest.param('cuda:0', marks=[
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')])
 
 
 @pytest.fixture(scope='module')
@@ -33,6 +40,26 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
     assert not brought
     server.compute(0)
     assert len(brought) == len(up)
+
+
+def test_what_leaves_begins_to_leave_before_the_next_step(traced, monkeypatch):
+    """On a GPU, a copy waits for all that was queued before it, so it begins at once."""
+    seen = []
+    monkeypatch.setattr(program, 'downloading', lambda elements: seen.append(
+        len(elements)) or (lambda: elements))
+    plan = half(traced)
+    made, plain = Program(traced, plan, SERVER, Graphs(Replayed())), Program(traced, plan, SERVER)
+    run, other = (runs_of(p, traced, plan, torch.ones(1, 1, 3, 16, 16))[0] for p in (made, plain))
+    del seen[:]
+    leaving = [t for step in plain.steps for t in step.sends]
+    for steps in stretches(plain):
+        assert made.compute_together([run], steps)
+        for at in steps:
+            other.compute(at)
+    assert len(seen) == 2 * len(leaving) > 2
+    for t in leaving:       # computing goes on before the first one is waited for
+        assert bytes(run.piece(t)) == bytes(other.piece(t))
+    assert len(seen) == 2 * len(leaving)
 
 
 def shared(traced, there, x):
@@ -93,6 +120,98 @@ def test_requests_computed_together_give_what_each_gives_alone(traced, share):
                                            torch.frombuffer(one.piece(t), dtype=dtype))
         begin = end
     assert [r._stretches.keys() for r in alone] == [r._stretches.keys() for r in batch]
+
+
+def stretches(program):
+    """Yield the ranges of steps that are computed without a break."""
+    begin = 0
+    for end, step in enumerate(program.steps, 1):
+        if step.sends or end == len(program.steps):
+            yield range(begin, end)
+            begin = end
+
+
+def computed(program, runs, steps, together=True):
+    """Let a program compute these steps of runs; return what each of them sends."""
+    if together:
+        assert program.compute_together(runs, steps)
+    for run in runs if not together else ():
+        for at in steps:
+            run.compute(at)
+    return [[torch.frombuffer(run.piece(t), dtype=torch.float32) for t in program.steps[at].sends]
+            for run in runs for at in steps]
+
+
+def half(traced, share=0.4):
+    cuts = np.array([0 if n.is_global or n.extent == 1 else round(n.extent * share)
+                     for n in traced.graph.nodes])
+    return Plan.of_cuts(traced.graph, cuts, cuts)
+
+
+@pytest.mark.parametrize('share', [0.0, 0.4, 1.0])
+@pytest.mark.parametrize('size', [1, 3])
+@pytest.mark.parametrize('device', ['cpu', GPU])
+def test_captured_stretches_give_what_the_operators_give_and_keep_their_results(
+        traced, tmp_path, share, size, device):
+    plan, capture, done = half(traced, share), Replayed(), []
+    save(traced, tmp_path)
+    graphs = Graphs(capture) if device == 'cpu' else Graphs(CudaCapture(torch.device(device)))
+    program = Program(load(tmp_path, device), plan, SERVER, graphs)
+    plain = Program(traced, plan, SERVER)
+    for _ in range(AFTER + 4):
+        pictures = torch.rand(size, 1, 3, 16, 16)
+        runs, wanted = (runs_of(p, traced, plan, pictures) for p in (program, plain))
+        done += [(computed(program, runs, steps),
+                  computed(plain, wanted, steps, together=False)) for steps in stretches(plain)]
+        assert [r._stretches.keys() for r in runs] == [r._stretches.keys() for r in wanted]
+    parts = sum(any(program._compiled[at].run for at in steps) for steps in stretches(plain))
+    assert len(graphs) == parts
+    assert device != 'cpu' or capture.captures == parts and capture.replays >= 4 * parts
+    for got, want in done:      # no later replay has written to them
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_runs_between_whose_parts_others_run_or_that_end_early_mix_up_nothing(traced):
+    plan = half(traced)
+    program = Program(traced, plan, SERVER, Graphs(Replayed()))
+    plain = Program(traced, plan, SERVER)
+    for _ in range(AFTER + 1):
+        run, = runs_of(program, traced, plan, torch.rand(1, 1, 3, 16, 16))
+        ranges = list(stretches(program))
+        for steps in ranges:
+            computed(program, [run], steps)
+    assert len(program._graphs) == len(ranges) > 2
+    pictures = torch.rand(3, 1, 3, 16, 16)
+    runs, wanted = (runs_of(p, traced, plan, pictures) for p in (program, plain))
+    for at, steps in enumerate(ranges):
+        going = 3 if at == 0 else 2     # nobody goes on with the third one
+        found = [computed(program, [run], steps) for run in runs[:going]]
+        torch.testing.assert_close(found, [computed(plain, [run], steps, together=False)
+                                           for run in wanted[:going]])
+
+
+def test_the_robots_results_stay_as_they_are_and_new_weights_have_new_graphs(traced):
+    graphs, plan = Graphs(Replayed()), Plan.device_only(traced.graph)
+    program = Program(traced, plan, DEVICE, graphs)
+    model, results = Small().eval(), []
+
+    def infer(program, x):
+        run = program.start([x])
+        assert program.compute_together([run], range(len(program.steps)))
+        return run.outputs()
+    inputs = torch.rand(AFTER + 4, 1, 3, 16, 16)
+    results = [infer(program, x) for x in inputs]
+    assert len(graphs) == 1
+    with torch.no_grad():
+        for x, found in zip(inputs, results, strict=True):
+            torch.testing.assert_close(list(found), list(model(x).values()))
+        model.head.weight.mul_(-3.0)
+        other = Program(trace(model, inputs[0]), plan, DEVICE, graphs)
+        torch.testing.assert_close(list(infer(other, inputs[0])), list(model(inputs[0]).values()))
+    del program
+    gc.collect()
+    assert not len(graphs)
+    del other
 
 
 class Alias(torch.nn.Module):
@@ -178,8 +297,7 @@ def test_a_request_that_cannot_be_computed_spoils_no_other():
                                                                    for k in (1, 3)]), steps)
 
 
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=[
-    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')])])
+@pytest.mark.parametrize('device', ['cpu', GPU])
 def test_a_server_on_any_device_gives_what_the_robot_gives(traced, tmp_path, device):
     save(traced, tmp_path)
     x = torch.rand(1, 3, 16, 16)
@@ -188,3 +306,19 @@ def test_a_server_on_any_device_gives_what_the_robot_gives(traced, tmp_path, dev
     for found, wanted in zip(shared(traced, load(tmp_path, device), x), expected.values(),
                              strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_a_value_that_cannot_leave_fails_when_it_is_asked_for(traced, monkeypatch):
+    """A batch has been computed then, so only the request of this value may fail."""
+    def fails(elements):
+        raise RuntimeError('out of memory')
+    plan = Plan.server_only(traced.graph)
+    made = Program(traced, plan, SERVER)
+    runs = runs_of(made, traced, plan, torch.rand(2, 1, 3, 16, 16))
+    monkeypatch.setattr(program, 'downloading', fails)
+    assert made.compute_together(runs, range(len(made.steps)))
+    back = [t.index for t in plan.transfers if t.source == SERVER]
+    with pytest.raises(RuntimeError, match='out of memory'):
+        runs[0].piece(back[0])
+    monkeypatch.undo()
+    assert all(len(runs[1].piece(t)) for t in back)

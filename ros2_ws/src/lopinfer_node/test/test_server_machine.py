@@ -30,6 +30,7 @@ from lopinfer_node.runtime.services import (
     encode_plans,
 )
 from lopinfer_node.runtime.wire import (
+    LEAVING,
     MAX_PIECE,
     MAX_PROBE,
     NO_PLAN,
@@ -58,10 +59,10 @@ def plans_request(client='robot1', incarnation=5):
     return PlansRequest(client, incarnation, DIGEST, bytes(bins), own)
 
 
-def serving(*clients, limits=None):
+def serving(*clients, limits=None, plan=PLAN):
     """Return a server that has accepted the model and the plans of all `clients`."""
     server = ServerMachine(9, {DIGEST}, limits)
-    prepared = Prepared(PLAN, Program(PLAN, SERVER))
+    prepared = Prepared(plan, Program(plan, SERVER))
     for client in clients:
         reply, actions = server.on_open(open_request(client), 0.0)
         if reply.status == PREPARING:
@@ -76,13 +77,13 @@ def serving(*clients, limits=None):
     return server
 
 
-def pieces_of(inputs, number, incarnation=5, deadline=math.inf):
+def pieces_of(inputs, number, incarnation=5, deadline=math.inf, plan=PLAN):
     """Return the pieces that a client sends at time 0 for request `number`."""
     box = Outbox(incarnation, MAX_PIECE)
-    run = Program(PLAN, DEVICE).start(inputs)
-    for t in PLAN.transfers:
+    run = Program(plan, DEVICE).start(inputs)
+    for t in plan.transfers:
         if t.source == DEVICE:
-            route = Route(number, plan_number(PLAN.digest), 1, deadline)
+            route = Route(number, plan_number(plan.digest), 1, deadline)
             box.offer(route, t.index, run.piece(t.index))
     return box.poll(0.0)
 
@@ -413,8 +414,8 @@ def join(server, client, digit, now=0.0):
     assert server.on_open(request, now)[0].status == READY
     bins, own = encode_plans([PLAN.own])
     plans = PlansRequest(client, 5, digit * 64, bytes(bins), own)
-    server.on_set_plans(plans, now)
-    actions = server.on_plans(plans, [Prepared(PLAN, Program(PLAN, SERVER))])
+    actions = [a for a in server.on_set_plans(plans, now)[2] if isinstance(a, Unload)]
+    actions += server.on_plans(plans, [Prepared(PLAN, Program(PLAN, SERVER))])
     return server.on_set_plans(plans, now)[:2], actions
 
 
@@ -427,7 +428,8 @@ def test_a_model_that_the_memory_does_not_hold_is_refused_and_hurts_no_other():
                       'for models and requests (its parameter memory), 700 are in use')
     assert not actions
     server.on_model('b' * 64, COSTS, COSTS, reason)
-    assert server.used == 700 * MIB + sum(t.bytes for t in PLAN.transfers) + 4 * PLAN.own.size
+    assert server.free('cpu') == 300 * MIB - sum(
+        t.bytes for t in PLAN.transfers) - 4 * PLAN.own.size
     assert server.admit('a' * 64, 0, 0)[0] == ''
 
 
@@ -453,7 +455,7 @@ def test_server_refuses_a_client_without_memory_until_another_leaves():
     (status, _), _ = join(server, 'robot3', 'a', 32.0)
     assert status == READY
     server.on_time(100.0)
-    assert server.used == 200 * MIB
+    assert server.free('cpu') == 800 * MIB
 
 
 def test_requests_make_room_by_unloading_models_that_nobody_uses():
@@ -474,9 +476,100 @@ def test_plans_take_memory_before_they_are_made():
         status, reason, actions = server.on_set_plans(
             PlansRequest('robot1', 5, 'a' * 64, bytes(count), own), 0.0)
         assert status == wanted and bool(actions) == (wanted == PREPARING)
-        assert ('the plans take 120 MiB' in reason) == (wanted == REFUSED)
+        assert ('the plans and a request take 121 MiB' in reason) == (wanted == REFUSED)
     server.on_plans(actions[0].request, [], 'no plan')
-    assert server.used == MIB
+    assert server.free('cpu') == (server.limits.memory - 1) * MIB
+
+
+def on_lanes(*devices, robots=3, memory=1000):
+    """Return a server with lanes of these devices, and robots with a model of 400 MiB each.
+
+    Returns (server, the lane of each robot's plans).
+    """
+    server = ServerMachine(9, limits=Limits(memory=memory), devices=devices)
+    server.add('small', DIGEST, [], [])
+    assert server.admit(DIGEST, 400 * MIB, MIB) == ('', [])
+    server.on_model(DIGEST, COSTS, COSTS)
+    programs = [Prepared(PLAN, Program(PLAN, SERVER), lane) for lane in range(len(devices))]
+    placed = []
+    for number in range(robots):
+        client = f'robot{number}'
+        server.on_open(open_request(client), 0.0)
+        *_, action = server.on_set_plans(plans_request(client), 0.0)[2]
+        placed.append(action.lane)
+        server.on_plans(action.request, [programs[action.lane]] * 2)
+        assert server.on_set_plans(plans_request(client), 0.0)[0] == READY
+    return server, placed
+
+
+def test_each_robot_gets_the_lane_with_the_least_to_do_and_a_device_one_copy_of_the_weights():
+    server, placed = on_lanes('cuda:0', 'cuda:1', 'cuda:0', robots=7)
+    assert sorted(placed[:3]) == sorted(placed[3:6]) == [0, 1, 2] and placed[1] == 2
+    assert server.place(DIGEST) == {'cuda:0', 'cuda:1'}
+    for device in 'cuda:0', 'cuda:1':
+        assert 590 * MIB < server.free(device) < 600 * MIB
+    server, placed = on_lanes('cuda:0', 'cuda:1', robots=1)
+    assert placed == [0] and server.place(DIGEST) == {'cuda:0'}
+    assert server.free('cuda:1') == 1000 * MIB
+
+
+def test_a_full_device_leaves_its_robots_to_another_one_until_nobody_uses_its_models():
+    server, _ = on_lanes('cuda:0', 'cuda:1', robots=1)
+    server.add('large', 'b' * 64, [], [])
+    assert server.admit('b' * 64, 700 * MIB, MIB) == ('', [])
+    server.on_model('b' * 64, COSTS, COSTS)
+    assert server.place('b' * 64) == {'cuda:1'}
+    join(server, 'robot1', 'b')
+
+    def lane_of(client, now):
+        server.on_open(open_request(client), now)
+        return server.on_set_plans(plans_request(client), now)[2]
+    actions = [lane_of(client, 20.0) for client in ('robot2', 'robot3', 'robot4')]
+    assert [a.lane for a, in actions] == [0, 0, 0]
+    assert server.on_time(35.0) == [Leave('robot0'), Leave('robot1')]
+    unload, prepare = lane_of('robot5', 35.0)
+    assert unload == Unload('b' * 64, 'cuda:1') and prepare.lane == 1
+    assert server.models == [DIGEST] and server.place(DIGEST) == {'cuda:0', 'cuda:1'}
+
+
+def test_lanes_compute_what_is_theirs_and_a_failure_stays_with_its_robot():
+    server, placed = on_lanes('cpu', 'cpu', robots=4)
+    assert sorted(placed) == [0, 0, 1, 1]
+    inputs = {f'robot{k}': [np.arange(12) * (k + 1)] for k in range(4)}
+    for client, given in inputs.items():
+        for piece in pieces_of(given, 1):
+            ack = server.on_piece(client, piece, 0.0)[0].message
+            assert ack.wait == 0.0      # nothing has been measured yet
+    sent = []
+    while works := [w for w in (server.work(1.0, lane) for lane in (0, 1)) if w is not None]:
+        for work in works:      # both lanes compute at the same time, and end in this order
+            found = [None if r.client == 'robot2' else r.execution.compute(work.steps)
+                     for r in work.members]
+            sent += server.on_computed(work, found, 0.1, 1.0)
+    assert results(sent) == {client: expected(GRAPH, given)[0]
+                                for client, given in inputs.items() if client != 'robot2'}
+    assert server.dropped['failed'] == 1
+
+
+def test_later_steps_may_be_under_way_when_the_first_results_are_there():
+    """A GPU computes on while the bytes of earlier steps are copied."""
+    own = PLAN.own.copy()
+    own[DEVICE, 4] = 0, 3   # the robot computes this, too, from two results of the server
+    plan = Plan(GRAPH, own)
+    server = serving('robot1', plan=plan)
+    for piece in pieces_of([np.arange(12)], 1, plan=plan):
+        server.on_piece('robot1', piece, 0.0)
+    queued, sent = [], []
+    while (work := server.work(1.0)) is not None:
+        work.members[0].execution.queue(work.steps)
+        queued.append(work)
+    assert len(queued) == 3
+    for work in queued:
+        assert server.busy
+        sent += server.on_computed(work, [work.members[0].execution.pieces(work.steps)], 0.1, 1.0)
+    assert [s.message.transfer for s in sent] == [t.index for t in plan.transfers
+                                                  if t.source == SERVER]
+    assert results(sent[-1:]) == {'robot1': expected(GRAPH, [np.arange(12)])[0]}
 
 
 def test_models_that_are_refused_are_not_remembered_for_ever():
@@ -501,3 +594,19 @@ def test_a_model_whose_files_made_room_for_another_is_asked_for_again():
     server = ServerMachine(9, {DIGEST})
     server.on_stored({'b' * 64})
     assert server.on_open(open_request(), 0.0)[0].status == MISSING
+
+
+def test_a_client_that_says_that_it_ends_gives_its_name_free_and_its_memory():
+    server = serving('robot1')
+    free = server.free('cpu')
+    server.on_piece('robot1', pieces_of([np.arange(12)], 1)[0], 0.0)
+    goodbye = Ack(0, 0, 0.0, 5, LEAVING)
+    for _ in range(2):    # the answer may be lost
+        assert [a.message.status for a in server.on_ack('robot1', goodbye, 0.1)] == [NOT_OPEN]
+    assert server.work(0.1) is None
+    assert server.on_open(open_request(incarnation=6), 0.1)[0].status == READY
+    server.on_ack('robot1', goodbye, 0.2)   # late, of the former session
+    assert server.clients == ['robot1']
+    server.on_ack('robot1', Ack(0, 0, 0.0, 6, LEAVING), 0.3)
+    assert server.deadline < 2 and server.on_time(server.deadline) == [Leave('robot1')]
+    assert server.free('cpu') >= free and not server.clients

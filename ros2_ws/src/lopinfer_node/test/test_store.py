@@ -8,6 +8,7 @@ import tracemalloc
 from hashlib import sha256
 
 import pytest
+import safetensors.torch
 import torch
 from lopinfer_node.errors import ModelError, RemoteError
 from lopinfer_node.model.files import CONTENTS, WEIGHTS, save
@@ -21,6 +22,7 @@ from lopinfer_node.runtime.store import (
     send_model,
     send_traced,
 )
+from runtime_models import Small
 
 DIGEST = 'c' * 64
 
@@ -220,6 +222,7 @@ def test_weights_beyond_the_servers_memory_are_refused_before_anything_is_sent(t
         announce(DIGEST, 2 << 20, call)
     assert [request.data for request in asked] == [b''] and not list(tmp_path.iterdir())
     announce(DIGEST, 1 << 19, call)
+    announce(DIGEST, 0, call)   # a model without weights
 
 
 def small(change=0.0):
@@ -299,3 +302,24 @@ def test_contents_that_are_no_texts_are_refused(tmp_path, text):
     good = b'{"a": "%s"}' % (b'0' * 64)
     assert store.take(UploadRequest(DIGEST, CONTENTS, sha256(good).hexdigest(), len(good), 0, good)
                       ).missing == ['a']
+
+
+def test_the_weights_of_a_fleets_version_need_not_be_sent(tmp_path):
+    traced, store = trace(Small().eval(), torch.rand(1, 3, 32, 40)), Store(tmp_path / 'store')
+    files = [safetensors.torch.save({name: t.contiguous() + k
+                                     for name, t in traced.parameters.items()}) for k in range(5)]
+    (tmp_path / 'robot').mkdir()
+    assert store.keep_weights(files[0]) == len(traced.parameters)
+    asked = []
+    send_traced(traced, tmp_path / 'robot',
+                lambda request: asked.append(request) or store.take(request))
+    assert sum(len(r.data) for r in asked if r.file == WEIGHTS) < 1000
+    assert store.load(traced.digest).digest == traced.digest
+    for content in files[1:]:     # those that a model reads stay, and the newest two
+        store.keep_weights(content)
+    assert {p.name for p in store.directory.glob('followed*')} == {
+        'followed-1', 'followed-4', 'followed-5'}
+    assert store.load(traced.digest).digest == traced.digest
+    with pytest.raises(ModelError, match='not a safetensors file'):
+        store.keep_weights(b'nonsense')
+    assert store.digests() == {traced.digest}

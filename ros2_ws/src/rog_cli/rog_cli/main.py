@@ -7,11 +7,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from fleet_env.command import command_parser, os_error_text
+from fleet_env.command import command_parser, os_error_text, use_utf8
 from fleet_env.errors import RecordError, SettingError, TraceError, VersionError
 from fleet_link.errors import KeyFileError
 from rog_core.errors import RogError
@@ -46,29 +46,39 @@ def make_parser(wanted: str = '') -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; after an error of the user, print one line on stderr and return 2."""
-    _open_what_is_closed()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may not support all characters
-            stream.reconfigure(errors='backslashreplace')
+    """Run one verb of `rog`; see `run_verb`."""
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     if name in ELSEWHERE and name not in entry_points(group='rog.verbs').names:
         print(f'rog: the package with the verb {name} is not installed here: '
               f'pip install -e {ELSEWHERE[name]}', file=sys.stderr)
         return 2
+    return run_verb('rog', lambda: make_parser(name), arguments)
+
+
+def run_verb(command: str, make: Callable[[], argparse.ArgumentParser],
+             arguments: Sequence[str] | None) -> int:
+    """Run one verb; after an error of the user, print one line on stderr and return 2.
+
+    ``make()`` returns the parser of the command.
+    """
+    _open_what_is_closed()
+    if arguments is None:
+        use_utf8()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not support all characters
+            stream.reconfigure(errors='backslashreplace')
     try:
-        options = make_parser(name).parse_args(arguments)
-        return _run(options)
+        return _run(command, make().parse_args(arguments))
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         # send the output that is still in the buffer to the null device
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except (SettingError, TraceError, RecordError, VersionError, TaskError, KeyFileError,
             RogError) as error:
-        print(f'rog: {error}', file=sys.stderr)
+        print(f'{command}: {error}', file=sys.stderr)
         return 2
     except OSError as error:  # a file or directory that the user has named cannot be used
-        print(f'rog: {os_error_text(error)}', file=sys.stderr)
+        print(f'{command}: {os_error_text(error)}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -90,13 +100,13 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(number, 'r' if name == 'stdin' else 'w', closefd=False))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(command: str, options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
     except SystemExit as error:  # raised by a task or method; exit code 0 would look like success
         # ``code`` is lost where the exception came from another process, its text is not
-        print(f'rog: the task or method called sys.exit({error}); it must not end the program',
-              file=sys.stderr)
+        print(f'{command}: the task or method called sys.exit({error}); it must not end the '
+              'program', file=sys.stderr)
         return 1
     return code
 

@@ -78,11 +78,23 @@ def test_an_out_that_is_empty_is_not_where_the_user_is(
 
 
 @pytest.mark.parametrize('text', ['nan', '-1', 'inf', 'soon'])
-@pytest.mark.parametrize('verb', [['status', '--once'], ['control', 'stop']])
+@pytest.mark.parametrize('verb', [['status', '--once'], ['control', 'stop'], ['doctor']])
 def test_nobody_waits_for_a_time_that_is_none(capsys, verb, text):
     with pytest.raises(SystemExit) as ended:
         main([*verb, f'--timeout={text}'])
     assert ended.value.code == 2 and 'must be a time of at least 0 s' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('option, verb', [
+    ('--out', ['key', 'fleet.key', '--out', 'robot1.key']),
+    ('--robot', ['trace', 'record', '--iface', 'wlan0', '--robot', 'robot1', '--out', 'a.txt']),
+    ('--domain-id', ['view', '.', '--domain-id', '7']), ('--key', ['view', '.', '--key', 'x.key'])])
+def test_an_option_that_would_have_no_effect_is_refused(capsys, monkeypatch, tmp_path, option,
+                                                        verb):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = run(capsys, *verb)
+    assert code == 2 and error.startswith(f'rog: {option}: it is for '), error
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_is_resumed_only_where_it_is_said_where_it_is(capsys, monkeypatch, tmp_path):

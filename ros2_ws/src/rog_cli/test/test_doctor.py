@@ -108,3 +108,39 @@ def test_it_prints_json_and_its_exit_code_says_whether_there_is_a_problem(capsys
     assert found['interface']['level'] == BAD and 'wlan77' in found['interface']['found']
     assert main(['doctor', '--timeout', '0']) == 0
     assert 'lo is up' in capsys.readouterr().out
+
+
+def test_options_change_the_network_of_a_fleet(capsys):
+    assert main(['doctor', 'indoor', '--interface', 'nosuch0', '--timeout', '0']) == 1
+    assert 'nosuch0 is not here' in capsys.readouterr().out
+    assert main(['doctor', 'indoor', '--domain-id', '150', '--timeout', '0']) == 0
+    assert 'domain 150' in capsys.readouterr().out
+    assert main(['doctor', 'indoor', '--domain-id', '900', '--timeout', '0']) == 2
+    assert '--domain_id is 900' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('cuda, build', [(None, '/cpu'), ('12.8', '/cu128')])
+def test_a_torchvision_of_another_build_than_pytorchs_is_named(monkeypatch, cuda, build):
+    import torch
+
+    def load(name):
+        raise RuntimeError('operator torchvision::nms does not exist')
+
+    monkeypatch.setattr(torch.version, 'cuda', cuda)
+    monkeypatch.setattr(doctor.importlib, 'import_module', load)
+    monkeypatch.setattr(doctor.metadata, 'version', lambda name: '0.28.0+cu999')
+    found = doctor.torchvision()
+    assert found.level == WARN and 'torchvision::nms' in found.found
+    assert 'torchvision==0.28.0 ' in found.change and found.change.endswith(build)
+
+
+def test_a_torchvision_that_loads_or_is_not_needed_is_well(monkeypatch):
+    monkeypatch.setattr(doctor.importlib, 'import_module', lambda name: None)
+    monkeypatch.setattr(doctor.metadata, 'version', lambda name: '0.28.0')
+    assert (doctor.torchvision().level, doctor.torchvision().found) == (GOOD, '0.28.0')
+
+    def missing(name):
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, 'version', missing)
+    assert doctor.torchvision().level == GOOD

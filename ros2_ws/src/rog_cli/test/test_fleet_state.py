@@ -6,8 +6,10 @@ Messages from strangers must do no harm.
 import math
 
 import pytest
+from builtin_interfaces.msg import Time
 from rog_cli.display.fleet_state import EVENTS, POINTS, ROBOTS, Curve, FleetState
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
+from std_msgs.msg import Header
 
 
 def server(*robots, **fields):
@@ -29,6 +31,26 @@ def test_nothing_heard_is_an_empty_fleet_that_waits_for_its_server(state):
     fleet = state.shown(5.0)
     assert (fleet.found, fleet.robots) == (False, ())
     assert fleet.lines() == ['waiting for the parameter server']
+
+
+def at(seconds):
+    return Header(stamp=Time(sec=seconds))
+
+
+def test_what_was_before_is_taken_up_once_in_order_and_does_not_replace_what_is_heard(state):
+    before = {count: own(count=count, header=at(100 + count), iteration=count, rows_pushed=count,
+                         rows_total=100) for count in (1, 2, 3, 5, 6)}
+    state.on_past(before[2])  # the time of the run is not known yet
+    assert not state.shown(0.0).robots
+    state.on_fleet(server(('robot1', 'stopped', {}), header=at(110), elapsed=10.0), 50.0)
+    assert state.curves['rows']['robot1'].points == [(2.0, 2.0)]
+    assert (state.shown(50.0).robots[0].heard, state.shown(50.0).robots[0].iteration) == (True, 2)
+    state.on_robot(own(count=5, iteration=5, rows_pushed=9, rows_total=100), 50.0)
+    for count in (3, 1, 3, 2, 6, 5):
+        state.on_past(before[count])
+    assert state.curves['rows']['robot1'].points == [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0),
+                                                     (10.0, 9.0)]
+    assert state.shown(50.0).robots[0].iteration == 5
 
 
 def test_a_server_that_the_listener_has_started_is_starting():

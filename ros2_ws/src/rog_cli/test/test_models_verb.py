@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -12,7 +13,8 @@ import torch
 from fleet_env.settings.fleet_file import read_fleet, write_run_fleet
 from fleet_env.versions import Versions
 from fleet_env.weights import state_bytes
-from fleet_testing import LIMIT
+from fleet_models import follow
+from fleet_testing import LIMIT, Lines, free_domain
 from rog_cli.main import main
 
 TASK = '''
@@ -227,3 +229,29 @@ def test_a_run_in_virtual_time_leaves_a_model_that_can_be_exported(folder, capsy
     assert version.iteration > 1 and version.measured and version.task == 'exported_task:Two'
     code, _, error = rog(capsys, 'export', '--to', 'm.pt2')
     assert (code, error) == (0, '')
+
+
+def test_the_model_of_an_ended_run_is_offered_and_a_person_chooses(folder, capsys, monkeypatch):
+    monkeypatch.setenv('ROS_DOMAIN_ID', str(domain := free_domain()))
+    model = trained(folder / 'run', [.5, .6, .7])
+    mine = type(model)()
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'rog_cli.main', 'models', 'serve', 'run', '--domain-id',
+         str(domain)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = Lines(process)
+    try:
+        lines.wait('offers version 3 .* 70.0 %')
+        with follow(mine) as following:
+            assert following.wait(LIMIT) and following.take()
+            assert all(torch.equal(a, b) for a, b in zip(
+                mine.state_dict().values(), model.state_dict().values(), strict=True))
+            assert rog(capsys, 'pin', 1, '--run', 'run')[:2] == (
+                0, 'version 1 is offered, and stays until another choice\n')
+            assert following.wait(LIMIT) and following.take() and following.version.number == 1
+            second = subprocess.run(
+                [sys.executable, '-m', 'rog_cli.main', 'models', 'serve', 'run', '--domain-id',
+                 str(domain)], text=True, capture_output=True, check=False, timeout=LIMIT)
+            assert second.returncode == 2 and 'offers a model already' in second.stderr
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert lines.ended()[0] == 0

@@ -5,9 +5,13 @@ import subprocess
 import sys
 
 import pytest
+import rclpy
 import yaml
+from fleet_env.settings.base import changed
 from fleet_env.settings.fleet_file import load_fleet
 from fleet_ros.environment import dds_environment
+from rclpy.context import Context
+from rclpy.node import Node
 from rog_bringup import FLEETS
 from rog_cli.launching.fork_server import kill
 from rog_cli.launching.processes import FleetProcesses
@@ -53,6 +57,22 @@ def test_the_processes_of_child_fleets_are_started_in_their_own_domains(tmp_path
     given = yaml.safe_load((tmp_path / 'red/parameters/robot2.yaml').read_text())
     assert (given['/**']['ros__parameters']['rank'], given['/**']['ros__parameters']['world']) \
         == (3, 4)
+
+
+@pytest.mark.parametrize('name', ['inf', 'nan', '1e5', '1E5', '0x1f', '017', 'yes', 'off', 'null',
+                                  '1_000', '2024-01-01', '1e', 'g\u00e4rten'])
+def test_a_node_reads_every_fleet_name_as_text(tmp_path, monkeypatch, name):
+    monkeypatch.setenv('ROS_LOG_DIR', str(tmp_path))
+    fleet = changed(load_fleet('indoor', [FLEETS]), name=name)
+    _, *arguments = FleetProcesses(fleet, tmp_path, ['server']).command('server')
+    context = Context()
+    rclpy.init(args=arguments, context=context)
+    try:
+        node = Node('reader', context=context, enable_rosout=False, start_parameter_services=False)
+        assert node.declare_parameter('fleet', '').value == name
+        node.destroy_node()
+    finally:
+        context.try_shutdown()
 
 
 @pytest.mark.parametrize('section, changes, words', [

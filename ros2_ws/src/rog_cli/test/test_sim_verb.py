@@ -327,6 +327,23 @@ def test_who_reads_only_the_beginning_is_told_nothing_more(mine, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (141, b'', b'')
 
 
+def test_names_with_an_umlaut_are_good_in_any_locale(mine, tmp_path):
+    folder = tmp_path / 'g\u00e4rten'
+    folder.mkdir()
+    text = mine.read_text(encoding='utf-8')
+    text = re.sub('(?m)^name: .*', 'name: g\u00e4rten', text)
+    (folder / 'gr\u00f6\u00dfe.yaml').write_text(text, encoding='utf-8')
+    (folder / 'link.txt').write_text('0 8\n')
+    done = subprocess.run(
+        [sys.executable, '-m', 'rog_cli.main', 'sim', 'gr\u00f6\u00dfe.yaml', '--minutes', '0.01'],
+        capture_output=True, cwd=folder, timeout=LIMIT,
+        env={**os.environ, 'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONPATH': os.pathsep.join(
+            [str(tmp_path), *sys.path])})
+    out, = folder.glob('runs/sim-g\u00e4rten-*')
+    assert done.returncode == 0 and f'runs/{out.name}/run.png'.encode() in done.stdout, done
+    assert read_fleet(out / 'fleet.yaml').name == 'g\u00e4rten'
+
+
 def test_a_fleet_file_without_a_pace_takes_that_of_this_machine_and_can_be_repeated(
         capsys, mine, tmp_path):
     mine.write_text(FLEET.replace('pace: 0.4, ', ''))

@@ -85,7 +85,8 @@ def test_what_a_stranger_calls_itself_is_text_and_no_markup():
 
 
 @pytest.mark.parametrize('robots, topics', [
-    (None, ['/blue/rog/robots']), (['robot2'], ['/blue/robot2/training_status'])])
+    (None, ['/blue/rog/robots', '/blue/rog/robots_before']),
+    (['robot2'], ['/blue/robot2/training_status'])])
 def test_statuses_of_robots_elsewhere_come_from_the_server(robots, topics):
     """A status that a robot sent to each table would fill a slow link with copies."""
     with Monitor('/blue', robots=robots) as monitor:

@@ -118,6 +118,17 @@ def test_a_second_robot_of_the_same_name_is_refused_until_the_first_is_silent():
     assert not machine.is_member('robot1', 9)
 
 
+def test_the_end_does_not_wait_for_a_robot_that_still_receives_its_first_model():
+    machine = server()
+    machine.config = replace(machine.config, drain_limit=1.0)
+    machine.on_register(request(), 0.0)
+    assert not any(isinstance(action, Stop) for action in machine.stop(0.5))
+    machine.on_heartbeat('robot1', 9, 1.4)
+    assert machine.deadline <= 1.5
+    notice, stop = (a for a in machine.on_time(1.5) if not isinstance(a, Send))
+    assert (notice.robot, notice.what, stop) == ('robot1', 'given_up', Stop())
+
+
 def test_a_repeated_request_gets_the_same_answer_and_no_second_snapshot():
     machine = server()
     first, actions = machine.on_register(request(), 0.0)

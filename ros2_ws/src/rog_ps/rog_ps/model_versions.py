@@ -109,17 +109,9 @@ class ModelVersions:
         """
         if self._out is None:
             raise VersionError('this fleet writes no versions: give it an out directory')
-        if number < 0:
-            offered = self._store.offered()
-            earlier = [n for n in self._store.numbers() if n < offered]
-            if not earlier:
-                raise VersionError(f'there is no version before {offered}')
-            number = earlier[-1]
-        self._store.pin(number)
+        said = self._store.choose(number)
         self._offer()
-        offered = self._store.offered()
-        return f'version {offered} is offered' + (', and stays until another choice' if number else
-                                                  ', the newest')
+        return said
 
     @property
     def busy(self) -> bool:

@@ -16,6 +16,7 @@ from fleet_env.errors import VersionError
 from fleet_link.errors import SealError
 from fleet_models.errors import FollowError
 from fleet_models.offer import Offer
+from fleet_models.session import Borrowed
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import torch_device
 from fleet_ros.exposure import team_key
@@ -53,6 +54,7 @@ from .training_time import TrainingTime
 
 if TYPE_CHECKING:
     import torch
+    from fleet_env.emulated.shaped import ShapedLink
     from rog_core.server.aggregation import ServerState
     from rog_core.server.member import Member
 
@@ -137,7 +139,8 @@ class ParameterServerNode(ManagedNode):
         Registration(self, self._links, self._key)
         Control(self, self._key)
         self._offer = Offer(self, self._key,
-                            None if self._signature is None else self._signature.sign)
+                            None if self._signature is None else self._signature.sign,
+                            self._link_to)
         self.held.callback(self._offer.close)
         self._offer_model()
         self._alarm = Alarm(self._on_time, self)
@@ -284,6 +287,7 @@ class ParameterServerNode(ManagedNode):
             self._reports.relay.publish(message)
         if self.peers[robot].is_recorded(message, member):
             self.files.record(lambda recorder: recorder.status(self.elapsed, message))
+        self._reports.remember(message)
         self._presence.on_status(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, time.monotonic()))
@@ -361,6 +365,7 @@ class ParameterServerNode(ManagedNode):
         self._presence.report_away(self.machine.members.values())
         if self._reports.is_due(self.machine):
             self._publish_status()
+        self._reports.tell_newcomers()
         for member in self.machine.members.values():
             if member.alive and not self.done:
                 self.peers[member.robot].beat(process_of(self.machine.incarnation),
@@ -390,11 +395,20 @@ class ParameterServerNode(ManagedNode):
                     self._above.account()
         if self._above is not None:
             self._above.look()
-        self._alarm.set(min(self.machine.deadline, self.peers.deadline))
+        self._set_alarm()
 
     def pin(self, number: int) -> str:
         """Choose the version of the model that its followers get, see `ModelVersions.pin`."""
         return self._versions.pin(number)
+
+    def _link_to(self, robot: str) -> ShapedLink | None:
+        """Return the emulated link of a robot, which its readers of the model share with it."""
+        if robot not in self.peers:
+            return None
+        return Borrowed(self.peers[robot].channel.link, self._set_alarm)
+
+    def _set_alarm(self) -> None:
+        self._alarm.set(min(self.machine.deadline, self.peers.deadline))
 
     def _offer_model(self) -> None:
         """Offer the followers of the model the version that is theirs now."""
@@ -474,11 +488,13 @@ class ParameterServerNode(ManagedNode):
             # Another server continues the run. The robots would believe that the status `stopped`
             # is from that server.
             return
-        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused)
+        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused,
+                             [] if self._offer is None else self._offer.lines())
 
     def _diagnose(self) -> None:
         above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
         self._reports.diagnose(self.machine, self.files.unsaved, above, self.dropped,
+                               [] if self._offer is None else self._offer.lines(),
                                {name: peer.base for name, peer in self.peers.items()})
 
 

@@ -24,9 +24,34 @@ from rog_ros.signature import Signature, process_of
 from .directory import Claim
 
 ON_AIR, ON_AIR_ROBOT = 350, 125  # bytes of a status with all headers, and for each robot in it
+MOST_LINE = 300   # characters of a line about a process that follows the model
 ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
+PAST = 40    # most earlier statuses of a robot that a new listener gets
+BURST = 64   # most of them at a time
 # member's state -> state in RobotStatus; other states are equal in both
 STATES = {'pulling': 'training', 'draining': 'training'}
+
+
+class _Past:
+    """Statuses of a robot from all of the run, and the last one."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._every, self._left, self._last = 1, 0, None
+
+    def add(self, message: Any) -> None:
+        self._last = message
+        if self._left:
+            self._left -= 1
+            return
+        self._kept.append(message)
+        if len(self._kept) > PAST:
+            self._kept = self._kept[::2]
+            self._every *= 2
+        self._left = self._every - 1
+
+    def all(self) -> list[Any]:
+        return self._kept if self._last in self._kept[-1:] else [*self._kept, self._last]
 
 
 class Reports:
@@ -40,6 +65,10 @@ class Reports:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
+        self._before = node.create_publisher(TrainingStatus, qos.PAST, qos.RELAY)
+        self._past: dict[str, _Past] = {}
+        self._listeners = 0                  # number of those that listen to `_before`
+        self._owed: list[Any] = []           # earlier statuses that they still have to get
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
         self.last = -math.inf                # time of the last status
@@ -63,11 +92,13 @@ class Reports:
                 [(m.robot, m.state, m.place, m.iteration, m.slowest, list(m.waiting_for))
                  for m in machine.members.values()])
 
-    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str]) -> None:
+    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str],
+               followers: list[str]) -> None:
         """Publish the fleet's status.
 
         :param elapsed: seconds of training until now.
         :param paused: robots that are paused.
+        :param followers: a line about each process that follows the model.
         """
         self.last = now = time.monotonic()
         self._said = self._news(machine)
@@ -95,10 +126,27 @@ class Reports:
             idle=float(now - m.progress), refused=machine.refused[m.robot],
             why=why(m, machine.iteration, m.robot in machine.deadlines.waited_for, now))
             for m in machine.members.values()]
+        message.followers = [line[:MOST_LINE] for line in followers]
         message.header.stamp = self._node.get_clock().now().to_msg()
         if self._signature is not None:
             self._signature.sign(message)
         self._status.publish(message)
+
+    def remember(self, message: Any) -> None:
+        """Keep a status of a robot for those that begin to listen later."""
+        # with this process's time, which those of the fleet's statuses fit
+        message.header.stamp = self._node.get_clock().now().to_msg()
+        self._past.setdefault(message.robot, _Past()).add(message)
+
+    def tell_newcomers(self) -> None:
+        """Send earlier statuses of all robots to who has begun to listen, some in each call."""
+        listeners = self._before.get_subscription_count()
+        if listeners > self._listeners:
+            self._owed = [message for past in self._past.values() for message in past.all()]
+        self._listeners = listeners
+        for message in self._owed[:BURST]:
+            self._before.publish(message)
+        del self._owed[:BURST]
 
     def wait_until_heard(self) -> None:
         """Wait until all present subscribers have received the last status.
@@ -108,12 +156,13 @@ class Reports:
         self._status.wait_for_all_acked(qos.LAST_WORDS)
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
-                 bases: Mapping[str, str]) -> None:
+                 followers: list[str], bases: Mapping[str, str]) -> None:
         """Publish the health of the fleet: robots that are away, and refused messages.
 
         :param unsaved: which files could not be written, and why; empty: all were written.
         :param above: name and state that this fleet has in its parent fleet; empty: there is no
             parent fleet.
+        :param followers: a line about each process that follows the model.
         :param dropped: sender -> number of refused messages.
         :param bases: robot -> beginning of its topic names.
         """
@@ -133,6 +182,8 @@ class Reports:
             'messages refused': dropped.total(), 'sync': str(machine.method),
             'key': 'yes' if self._signature is not None else 'no',
             **({'fleet above': above} if above else {}),
+            **{f'model of {name}': text for name, _, text in (
+                line.partition(': ') for line in followers)},
             **{f'messages refused of {who}': n for who, n in dropped.items()},
             **{f'pushes refused of {who}': n for who, n in refused.items() if n},
             **{f'pushes clipped of {who}': n for who, n in machine.clipped.items() if n},

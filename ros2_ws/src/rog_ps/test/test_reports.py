@@ -30,7 +30,7 @@ def test_a_status_with_no_news_is_due_after_four_seconds_and_any_other_at_once(m
 
     def passes(seconds):
         nonlocal now
-        made.status(machine, 0.0, False, set())
+        made.status(machine, 0.0, False, set(), [])
         now += seconds
         return made.is_due(machine)
 

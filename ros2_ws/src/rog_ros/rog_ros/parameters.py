@@ -5,11 +5,12 @@ They are settings of the fleet file, and some parameters that only these nodes h
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar
 
-from fleet_env.settings.base import changed, setting
+from fleet_env.errors import SettingError
+from fleet_env.settings.base import changed, checked, setting
 from fleet_env.settings.fleet import (
+    ROBOT,
     Computer,
     FleetConfig,
     FleetSettings,
@@ -30,7 +31,6 @@ _ELSEWHERE = ('channel', 'codec_pace', 'traffic', *ReachConfig.model_fields)
 
 
 SERVER = 'rog'  # name of the parameter server's namespace, which no robot may have
-NAME = 64       # maximum characters of a robot's name; ROS 2 limits a whole topic name to 247
 
 
 class WorkerSettings(ManagedSettings, LinkSettings, Computer, FleetSettings):
@@ -125,17 +125,17 @@ def fleet_namespace(server: str) -> str:
     return server.rstrip('/').rpartition('/')[0]
 
 
-def robot_name(name: Any) -> str:
-    """Return ``name`` if it can be a robot's name, which becomes part of topic names.
+def robot_name(name: str) -> str:
+    """Return ``name`` if it can be a robot's name: names of `RobotConfig` with slashes between.
 
     :raises ConfigError: the name is not allowed.
     """
-    if not (isinstance(name, str) and re.fullmatch(r'[A-Za-z]\w*(/[A-Za-z]\w*)*', name, re.ASCII)
-            and '__' not in name):
-        raise ConfigError(f"'{name}' cannot be the name of a robot; it becomes its namespace: "
-                          'letters, digits and single underscores, first a letter, for example '
-                          'robot1')
-    if len(name) > NAME:
-        raise ConfigError(f'the name of a robot must have at most {NAME} characters, got '
-                          f'{len(name)}: choose a shorter one')
+    if len(name) > ROBOT['max_length']:
+        raise ConfigError(f"a robot's name must have at most {ROBOT['max_length']} characters, got "
+                          f'{len(name)}')
+    try:
+        for part in name.split('/'):
+            checked(RobotConfig, {'name': part})
+    except SettingError as error:
+        raise ConfigError(f"a robot's {error.message}") from None
     return name

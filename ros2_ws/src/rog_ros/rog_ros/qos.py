@@ -4,7 +4,7 @@ from fleet_ros.qos import HEARTBEAT, STATUS
 from rclpy.duration import Duration
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'RELAY', 'ROBOTS', 'STATUS']
+__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'PAST', 'RELAY', 'ROBOTS', 'STATUS']
 
 # Maximum time that an ending process waits until all subscribers have received its last status.
 LAST_WORDS = Duration(seconds=1.0)
@@ -19,6 +19,8 @@ CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
 # Topic and profile of the statuses of all robots, which the server publishes again: so each of them
 # passes the link of its robot only once. The queue is deep enough for one status of each robot.
 ROBOTS = 'robots'
+# Topic, with the same profile, of earlier statuses: the server sends them to who begins to listen.
+PAST = 'robots_before'
 RELAY = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
 

@@ -152,7 +152,8 @@ def test_what_is_wrong_is_named(node_of, given, message):
 
 
 @pytest.mark.parametrize('names, given, message', [
-    (('a', 'a'), {}, "two robots are called 'a'"), (('a b',), {}, "'a b' cannot be the name"),
+    (('a', 'a'), {}, "two robots are called 'a'"),
+    (('a b',), {}, "a robot's name is 'a b'; it must"),
     (('a',), {'a.link.trace': '/no/such'}, '/no/such'),
     (('a',), {'a.capacity': 0.0}, 'parameter a.capacity is 0.0'),
 ])

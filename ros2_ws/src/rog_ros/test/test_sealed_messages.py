@@ -152,8 +152,8 @@ def test_the_bytes_that_are_proved_do_not_change_by_themselves():
     status = FleetStatus(incarnation=5, robots=[RobotStatus(robot='robot1')])
     Signature(FLEET).sign(status)
     assert bytes(status.tag).hex() == (
-        'd548fd46fd392814ad963537812a49bbf97e9f5b3568c9506ebda357301b3e1a'
-        '26d1febc885bca2310dc786b0f1d651d63cdc5a518efbea0a892f875e4cb8807')
+        '86662edde6cd6f9887f779e7e9f656111d34b022f033073bab74d26ffda23f11'
+        '21387ccab91dc82198f8e3c3c94d8eafb11b0efe6d210515345164878175fd05')
 
 
 def a_fleet_status():

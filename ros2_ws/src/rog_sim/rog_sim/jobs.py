@@ -7,6 +7,7 @@ of its link traces and returns the content of its files, so it needs no shared d
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import warnings
@@ -165,6 +166,12 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; then end the processes."""
+    try:
+        multiprocessing.Lock()  # joblib needs such locks
+    except OSError as error:
+        raise ConfigError('runs in processes need semaphores, which are files in /dev/shm: '
+                          f'{error.strerror}. Remove files there that no process uses, or make it '
+                          'larger (docker run --shm-size=1g)') from error
     # Dispatch only as many calls in advance as fit into the workers' queue. Otherwise calls wait
     # for a place in this queue, and loky 3.6 usually ends with the error that
     # `_without_error_of_loky` hides.

@@ -51,8 +51,9 @@ class Robot:
         self.evaluated_at = 0
         self._evaluate_from, self._evaluate_interval = 0.0, 60 * fleet.minutes / EVALUATIONS
         self._job: Result | None = None
-        # why this robot cannot go on: the last computed gradient is not finite; empty: it is
+        # why this robot cannot go on, with the iteration; empty: it can
         self.failure = ''
+        self.error: RogError | TaskError | None = None  # the error behind `failure`
         self.left = False  # whether the robot has left the fleet because of `failure`
         self._sent_anchor: Any = None  # the SVRG anchor that was last sent to the robot's process
         self._iteration = 0   # iteration of the last gradient that was ordered
@@ -81,15 +82,15 @@ class Robot:
     def finish(self) -> None:
         """Wait for the running gradient computation, and store its results.
 
-        The model must not change until the computation ends. If the gradient is not finite, store
-        the reason in `failure`.
+        The model must not change until the computation ends. If the task has failed, or the
+        gradient is not finite, store the reason in `failure`.
         """
         if self._job is not None:
             job, self._job = self._job, None
             try:
                 self.loss, accuracy, self.machine.switched = job()
-            except GradientError as error:
-                self.failure = f'iteration {self._iteration}: {error}'
+            except (GradientError, TaskError) as error:
+                self.failure, self.error = f'iteration {self._iteration}: {error}', error
                 return
             if any(k >= len(self.store.partition.parameters) for k in self.machine.switched) \
                     and not self._learner.flat.grown:
@@ -104,7 +105,7 @@ class Robot:
         self.store.weights[:] = master
 
     def leave(self, now: float) -> None:
-        """Leave the fleet, as the node of a robot does when its gradient is not finite."""
+        """Leave the fleet, as the node of a robot does when it cannot go on."""
         self.left = True
         self.machine.leave(now)
 
@@ -157,7 +158,7 @@ class Robot:
     def computed(self, now: float) -> list[Action]:
         """Pass the computed gradient to the robot's state machine; return the machine's actions.
 
-        If the gradient is not finite, do not pass it on, and return no actions; see `failure`.
+        If there is none, or it is not finite, return no actions; see `failure`.
         """
         self.finish()
         if self.failure:

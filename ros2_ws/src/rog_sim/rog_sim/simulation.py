@@ -44,6 +44,7 @@ from rog_core.protocol.messages import (
     Send,
 )
 from rog_core.server.machine import ServerMachine
+from rog_tasks.errors import TaskError
 from rog_tasks.failure import failure, named_failures
 from rog_tasks.sources import CameraSource
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
@@ -60,7 +61,7 @@ from .traffic import traffic_factor
 Progress = Callable[[float], None]
 DATAGRAM = 1300  # maximum bytes of a message in one datagram; a longer message is divided
 DIVERGED = 1000.0  # a model whose norm has grown by this factor has diverged
-FAILED = 'failed'  # name of the fault, and reason of the end, if gradients are not finite
+FAILED = 'failed'  # name of the fault of a robot that cannot go on, and reason of the end
 
 
 def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | None = None,
@@ -68,8 +69,9 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
              ) -> Summary:
     """Run the fleet in virtual time for `FleetConfig.minutes`, and return the outcome.
 
-    A robot whose gradient holds NaN or infinite values leaves the fleet, as its node does: the
-    record has a fault ``failed`` with the iteration and the reason, and the others go on.
+    A robot whose gradient holds NaN or infinite values, or whose task fails, leaves the fleet, as
+    its node does: the record has a fault ``failed`` with the iteration and the reason, and the
+    others go on.
 
     :param out: directory for run.jsonl and summary.json; None: write nothing.
     :param progress: called with the share of the run that is done, 0 to 1.
@@ -83,6 +85,7 @@ def simulate(fleet: FleetConfig, out: Path | None = None, progress: Progress | N
     :param task: the task of the fleet, which nobody else uses; None: load it.
     :raises ConfigError: virtual time cannot run this fleet file.
     :raises GradientError: no robot is left, and ``server_every`` is 0; the record is complete.
+    :raises TaskError: no robot is left, since the task has failed; the record is complete.
     :raises VersionError: the model cannot be written; the record and the summary are written.
     """
     if out is not None and (out / RUN_FILE).exists():
@@ -176,7 +179,7 @@ def _has_diverged(master: np.ndarray, start: float) -> bool:
 def _nobody_left(workers: list[Robot]) -> str:
     said = [f'{worker.name}, {worker.failure}' for worker in workers]
     more = f'; and {len(said) - 3} more' if len(said) > 3 else ''
-    return f'no robot is left, because no gradient is finite: {"; ".join(said[:3])}{more}'
+    return f'no robot is left: {"; ".join(said[:3])}{more}'
 
 
 class Simulation:
@@ -264,9 +267,9 @@ class Simulation:
                 self.end = self.now
                 self._finish(progress, 'interrupted')
                 raise
-            except GradientError:
+            except (GradientError, TaskError) as error:
                 self.end = max(fleet.now for fleet in fleets)
-                if not self._server_every:
+                if not self._server_every or isinstance(error, TaskError):
                     self._finish(progress, FAILED)
                     raise
                 return self._finish(progress, 'diverged')
@@ -330,7 +333,10 @@ class Simulation:
                 robot.take_final(self.server.master)
             robot.store.publish_final()
             if not self._server_every:
-                robot.evaluate(self._processes, report.iteration)
+                try:
+                    robot.evaluate(self._processes, report.iteration)
+                except TaskError as error:  # it must not cost the results of the run
+                    self._recorder.fault(self.now, robot.name, 'not_evaluated', str(error))
             self._report(robot, 'stopped')
         for name in self.below:
             self._report(self.robots[name], 'stopped')
@@ -462,11 +468,12 @@ class Simulation:
             self._act(robot, actions)
 
     def _lose(self, robot: Robot) -> None:
-        """Let a robot leave whose gradient is not finite.
+        """Let a robot leave that has a `failure`.
 
         :raises GradientError: the training diverges, or no robot of any fleet is left.
+        :raises TaskError: no robot of any fleet is left, and the task of this one has failed.
         """
-        if self._server_every and _has_diverged(
+        if self._server_every and isinstance(robot.error, GradientError) and _has_diverged(
                 self.server.master[:self.server.partition.buffers.start], self._norm):
             raise GradientError(f'{robot.name}, {robot.failure}')
         self._recorder.fault(self.now, robot.name, FAILED, robot.failure)
@@ -477,6 +484,8 @@ class Simulation:
         self._over_the_air(robot.name, lambda: self._serve(
             server.on_leave(robot.name, life, self.now), robot.name))
         if all(worker.left for worker in self._workers):
+            if isinstance(robot.error, TaskError):
+                raise robot.error
             raise GradientError(_nobody_left(self._workers))
 
     def _report(self, robot: Robot | ChildFleet, state: str = '') -> None:

@@ -3,6 +3,7 @@
 In all three cases the runs give the same results and end cleanly.
 """
 
+import errno
 import os
 import re
 import signal
@@ -255,3 +256,12 @@ def test_the_error_of_loky_at_its_end_is_hidden_and_no_other(monkeypatch):
             thread.start()
             thread.join()
     assert told == errors[1:]
+
+
+def test_a_machine_without_semaphores_says_where_they_are(fleet, tmp_path, monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(jobs.multiprocessing, 'Lock', full)
+    with pytest.raises(ConfigError, match='/dev/shm: No space left on device'):
+        run(fleet, tmp_path)

@@ -1,6 +1,7 @@
 """Tests of runs in virtual time: their files and times, failing links, and refused settings."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.errors import ConfigError, GradientError
 from rog_sim.simulation import Simulation, simulate
-from rog_tasks.errors import TaskError
+from rog_tasks.errors import TaskError, TaskFailed
 from virtual_fleet import GOOD_LINK, METHODS, fleet_of
 
 FILES = ('run.jsonl', 'summary.json')
@@ -223,10 +224,10 @@ def test_refused_pushes_are_recorded_and_counted(tmp_path, task, refused):
     assert summary.notes.get('faults', {}) == ({'push_refused': len(faults)} if refused else {})
 
 
-def wrong_numbers(folder, robots, sync='rsp:4', minutes=0.3, **options):
+def wrong_numbers(folder, robots, sync='rsp:4', minutes=0.3, task='WrongNumbers', **options):
     # the robot whose numbers are wrong is the fastest: nobody has pushed before it
     return fleet_of(folder, sync, minutes, (GOOD_LINK,) * robots, (0.5, 0.8, 1.1, 1.1)[:robots],
-                    task='virtual_fleet:WrongNumbers', task_options=options, traffic='')
+                    task=f'virtual_fleet:{task}', task_options=options, traffic='')
 
 
 @pytest.mark.parametrize('sync', mostly_long(
@@ -246,6 +247,24 @@ def test_a_robot_whose_gradient_is_not_finite_is_named_and_leaves_and_the_others
     after = {name: robot.accuracy.after for name, robot in summary.robots.items()}
     assert min(after['robot2'], after['robot3']) > summary.robots['robot2'].accuracy.before
     assert read_summary(tmp_path / 'out').notes == summary.notes
+
+
+def test_a_robot_whose_task_fails_is_named_and_leaves_and_the_others_go_on(tmp_path):
+    fleet = wrong_numbers(tmp_path, 3, task='Checking', factor='nan', first=6)
+    summary = simulate(fleet, tmp_path / 'out')
+    said, = summary.notes['failed'].items()
+    assert said[0] == 'robot1' and re.fullmatch(
+        r'iteration 6: the task failed: ValueError: wrong numbers \(virtual_fleet\.py line \d+, in '
+        r'loss\)', said[1])
+    done = {name: robot.iterations for name, robot in summary.robots.items()}
+    assert done['robot1'] == 5 and min(done['robot2'], done['robot3']) > 6
+
+
+def test_if_the_task_of_all_robots_fails_the_run_ends_with_its_error_and_complete_records(tmp_path):
+    fleet = wrong_numbers(tmp_path, 2, task='Checking', factor='nan', bad=2, first=3)
+    with pytest.raises(TaskFailed, match='wrong numbers'):
+        simulate(fleet, tmp_path / 'out', server_every=2.0)
+    assert set(read_summary(tmp_path / 'out').notes['failed']) == {'robot1', 'robot2'}
 
 
 def test_if_no_robot_is_left_the_run_ends_with_all_names_and_complete_records(tmp_path):

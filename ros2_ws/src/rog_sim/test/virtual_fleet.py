@@ -1,6 +1,7 @@
 """Small fleets for tests in virtual time: a task that computes fast, and links with traces."""
 
 import itertools
+import math
 from pathlib import Path
 
 import torch
@@ -65,6 +66,15 @@ class WrongNumbers(Linear):
 
     def loss(self, model, batch):
         return (model(batch[0]) - batch[1]).square().mean() * (batch[2] if len(batch) > 2 else 1.0)
+
+
+class Checking(WrongNumbers):
+    """Raises an error at wrong numbers."""
+
+    def loss(self, model, batch):
+        if len(batch) > 2 and not math.isfinite(batch[2]):
+            raise ValueError('wrong numbers')
+        return super().loss(model, batch)
 
 
 def fleet_of(folder, sync='rsp:4', minutes=1.0, links=(GOOD_LINK,) * 3, paces=(0.5, 0.8, 1.1),

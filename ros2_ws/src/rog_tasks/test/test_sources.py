@@ -11,6 +11,7 @@ import torch
 from rog_tasks.errors import DataError, TaskError
 from rog_tasks.models import MODELS
 from rog_tasks.sources import open_source
+from rog_tasks.sources.bag import Recording
 from safetensors.torch import save_file
 from sample_images import (
     CLASSES,
@@ -273,6 +274,26 @@ def test_a_damaged_recording_is_named(tmp_path, storage, spoil):
     spoil(next(path for path in (tmp_path / 'bag').iterdir() if path.suffix != '.yaml'))
     with pytest.raises(DataError, match=r'bag cannot be read as a recording.*ros2 bag reindex'):
         next(source(f'bag:{tmp_path}/bag?topic=/cam', 'self').batches(0, 1, 2))
+
+
+ROS1, ZSTD = b'#ROSBAG V2.0\n' + bytes(100), b'\x28\xb5\x2f\xfd' + bytes(100)
+
+
+@pytest.mark.parametrize('name, content, says', [
+    ('a.bag', ROS1, r'a\.bag is a recording of ROS 1; convert it: rosbags-convert --src \S+a\.bag '
+                    r'--dst \S+/a$'),
+    ('a.bag.active', ROS1, 'rosbag reindex .*, then rosbags-convert'),
+    ('a.db3', ROS1, 'a recording of ROS 1'),
+    ('folder/a.bag', ROS1, 'a recording of ROS 1'),
+    ('a.db3.zstd', ZSTD, r'compressed by zstd; name the folder .*: zstd -d \S+a\.db3\.zstd$'),
+    ('a.mcap.zstd', ZSTD, 'compressed by zstd'), ('folder/a.mcap.zstd', ZSTD, 'compressed by zstd'),
+    ('a.txt', b'hello', 'is not a rosbag2 recording; name the folder'), ('a.bag', b'', 'is not a')])
+def test_a_recording_of_another_kind_is_said_to_be_one(tmp_path, name, content, says):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says) as found:
+        Recording(str(tmp_path / name.partition('/')[0]), {})
+    assert 'ros2 bag' not in str(found.value)
 
 
 # -- labels from models ---

@@ -38,13 +38,18 @@ def _run(options: argparse.Namespace) -> int:
     from fleet_link.key import read_key
     from fleet_ros.ending import leave_at_exit
     from fleet_ros.exposure import key_file
-    from fleet_ros.network_options import chosen_network, join_network
+    from fleet_ros.network_options import chosen_network, given_network, join_network
+    from rog_core.errors import ConfigError
 
     from .live import Live
     from .recorded import Recorded
     from .serve import serve
 
     if options.path is not None:
+        unused = ['key'] * bool(options.key) + sorted({*given_network(options)} - {'namespace'})
+        if unused:
+            raise ConfigError(f'--{unused[0].replace("_", "-")}: it is for a live fleet; leave it '
+                              f'out with {options.path}')
         serve(Recorded(options.path, chosen_network(options).namespace), options.host, options.port)
         return 0
     path = key_file(options.key)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
 from fleet_env.settings.base import changed
-from fleet_ros.ending import ended_by_signals
+from fleet_ros.ending import ended_by_signals, signals_held
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
@@ -18,6 +19,7 @@ from rclpy.signals import SignalHandlerOptions
 from rog_core.errors import ConfigError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
+from rog_ros.parameters import robot_name
 
 from .node import NoServerError, WorkerNode
 
@@ -94,20 +96,23 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
     optimizer is `stopped`.
 
     :param timeout: seconds for which `Connection.optimizer` waits for a server; None: for ever.
-    :raises ConfigError: ``timeout`` is not a time.
+    :raises ConfigError: ``timeout`` is not a time, or ``robot`` cannot be a robot's name.
     :raises SettingError: messages could leave this machine, but the fleet has no key.
     """
     if timeout is not None and not 0 <= timeout < math.inf:
         raise ConfigError(f'timeout must be a number of seconds of at least 0, or None to wait for '
                           f'ever, got {timeout}')
+    for part in robot.strip('/').split('/'):
+        robot_name(part)
     with ExitStack() as held:
         if not rclpy.ok():
             held.enter_context(ended_by_signals())
             look_before('worker', f'/{robot}')
             rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
             held.callback(rclpy.try_shutdown)
-        connection = Connection(robot)
-        held.callback(connection.close)
+        with signals_held():
+            connection = Connection(robot)
+            held.callback(connection.close)
         if timeout is not None:
             connection.node.patience = timeout
         yield connection

@@ -19,6 +19,9 @@ def halve(x):
 
 
 LIBRARY = torch.library.Library('rrto_test', 'FRAGMENT')
+LIBRARY.define('running(Tensor x, Tensor(a!) out) -> Tensor(a!)')
+LIBRARY.impl('running', lambda x, out: out.copy_(x.cumsum(0)), 'CPU')
+LIBRARY.impl('running', lambda x, out: _loop(x, out), 'CompositeExplicitAutograd')
 LIBRARY.define('twice(Tensor x) -> Tensor')
 LIBRARY.define('halve_(Tensor(a!) x) -> ()')
 LIBRARY.define('chosen(Tensor x, Tensor order) -> Tensor')
@@ -127,6 +130,23 @@ def test_modules_move_there_and_back(engine):
     assert torch.equal(model.half().cuda()[0].weight.cpu(), model.cpu()[0].weight)
 
 
+@pytest.mark.parametrize('around', [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_modules_move_with_their_gradients(engine, around):
+    model = nn.Linear(2, 2)
+    model(torch.tensor([[1.0, 2.0]])).sum().backward()
+    gradient = model.weight.grad
+    with around():
+        model.cuda()
+        assert model.weight.grad.is_cuda and model.weight.grad is gradient
+        assert model.half().bias.grad.dtype is torch.float16
+        assert copy.deepcopy(model).weight.grad is None
+        model.weight.grad.data = model.weight.grad * 2
+        model.cpu()
+    assert model.weight.grad.tolist() == [[2, 4], [2, 4]] and model.bias.grad.tolist() == [1, 1]
+    model.cuda().zero_grad(set_to_none=False)
+    assert model.weight.grad.tolist() == [[0, 0], [0, 0]]
+
+
 def test_saving_and_loading(engine):
     model = nn.Linear(3, 2)
     file = io.BytesIO()
@@ -156,6 +176,88 @@ def test_questions_about_the_device(engine):
     assert start.elapsed_time(end) >= 0 and torch.cuda.current_stream() is not None
     with torch.cuda.device(0):
         assert torch.zeros(1).pin_memory().cuda(non_blocking=True).is_cuda
+
+
+def test_the_memory_of_dropped_tensors_is_free_again(engine):
+    cuda, size = torch.cuda, 1 << 20
+    cuda.reset_peak_memory_stats()
+    before = cuda.memory_allocated()
+    x = torch.ones(size // 4, device='cuda')
+    assert cuda.memory_allocated() - before == cuda.memory_stats()['active_bytes.all.current'] \
+        - before == size
+    y = x * 2
+    del y
+    assert cuda.memory_allocated() == before + size
+    assert cuda.max_memory_allocated() == before + 2 * size <= cuda.max_memory_reserved()
+    free, total = cuda.mem_get_info()
+    assert total - free == cuda.device_memory_used() == before + size
+    del x
+    assert cuda.memory_allocated() == cuda.memory_reserved() == before
+    assert cuda.mem_get_info() == (free + size, total)
+    cuda.reset_peak_memory_stats('cuda')
+    assert cuda.max_memory_allocated(0) == before
+    stats = cuda.memory_stats_as_nested_dict()['allocated_bytes']['all']
+    assert stats['allocated'] - stats['freed'] == stats['current'] == before
+    with pytest.raises(RuntimeError, match='invalid device'):
+        cuda.memory_allocated(1)
+
+
+def test_questions_about_memory_leave_replay_alone(replay):
+    layer = nn.Linear(8, 8).cuda()
+    seen = []
+    with torch.no_grad():
+        for k in range(12):
+            y = layer(torch.full((2, 8), float(k)).cuda())
+            seen.append(torch.cuda.memory_allocated())     # within the pass
+            y.cpu()
+            del y
+            seen.append(torch.cuda.memory_allocated())     # after it
+    assert replay.inferences >= 5 and len(set(seen[9::2])) == 1
+
+
+def test_the_allocator_answers_as_cudas(replay):
+    cuda = torch.cuda
+    cuda.reset_accumulated_memory_stats()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(1 << 50, device='cuda').cpu()
+    stats = cuda.memory_stats()
+    assert stats['num_ooms'] == 1 and all(type(value) is int for value in stats.values())
+    assert 'allocated' in cuda.memory_summary().lower() and cuda.memory_summary(abbreviated=True)
+    assert cuda.get_allocator_backend() == 'native'
+
+
+@remote.since((2, 10), 'host_memory_stats')
+def test_no_memory_of_the_robot_is_pinned(replay):
+    assert not any(torch.cuda.host_memory_stats().values())
+
+
+@remote.since((2, 8), 'get_per_process_memory_fraction')
+def test_the_fraction_of_the_memory_is_the_one_that_was_set(replay):
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.5
+
+
+# arguments of functions of torch.cuda; others are called without
+GIVEN = {'can_device_access_peer': (0, 0), 'set_device': (0,), 'manual_seed': (1,), 'device': (0,),
+         'manual_seed_all': (1,), 'set_per_process_memory_fraction': (1.0,), 'set_stream': (None,),
+         'set_sync_debug_mode': (0,), 'caching_allocator_delete': (0,), 'ExternalStream': (0,),
+         'get_stream_from_external': (0,), 'change_current_allocator': (None,),
+         'use_mem_pool': (0,), 'CUDAPluggableAllocator': ('a', 'b', 'c'), 'check_error': (0,),
+         'graph': (None,),
+         'caching_allocator_alloc': (1,), 'device_of': (torch.ones(1),), 'set_rng_state_all': ([],),
+         'caching_allocator_enable': (True,), 'DeferredCudaCallError': ('',),
+         'StreamContext': (None,)}
+OTHERS = {'CudaError', 'list_gpu_processes', 'set_rng_state', 'set_rng_state_all',
+          'make_graphed_callables', *(n for n in torch.cuda.__all__ if n.endswith('Storage'))}
+
+
+@pytest.mark.parametrize('name', [n for n in torch.cuda.__all__ if n not in OTHERS
+                                  and callable(getattr(torch.cuda, n))])
+def test_everything_in_torch_cuda_answers_or_says_why_not(replay, name):
+    try:
+        getattr(torch.cuda, name)(*GIVEN.get(name, ()))
+    except RuntimeError as error:
+        assert str(error).startswith('rrto: ')
 
 
 def test_seeds(engine):
@@ -274,6 +376,22 @@ def test_an_operator_that_the_server_refuses_runs_here(engine, capsys):
     told = capsys.readouterr().err
     assert told.count('rrto_test.twice.default runs on this machine') == 1
     assert 'test_device.py:' in told
+
+
+def _loop(x, out):
+    last = 0
+    for k in range(len(x)):
+        last = last + x[k]
+        out[k] = last
+    return out
+
+
+def test_a_kernel_for_the_cpu_is_preferred_to_a_loop_for_all_devices(engine):
+    x, out = torch.ones(300).cuda(), torch.zeros(300).cuda()
+    before = engine.machine.calls
+    assert torch.ops.rrto_test.running(x, out) is out
+    assert out.is_cuda and torch.equal(out.cpu(), torch.arange(1.0, 301))
+    assert engine.machine.calls - before < 10
 
 
 def test_dropped_tensors_are_freed_on_the_server(engine):

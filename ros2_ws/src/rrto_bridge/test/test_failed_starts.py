@@ -22,7 +22,7 @@ from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
-from rrto_bridge.server import shell, worker
+from rrto_bridge.server import shell
 from rrto_bridge.server.parameters import ServerSettings
 from rrto_bridge.server.shared_status import SharedStatus
 from rrto_msgs import srv
@@ -275,16 +275,6 @@ def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_pat
         assert hear() == {'ended': 'b', 'status': 1}
         ours.close()
         process.communicate(timeout=LIMIT)
-
-
-def test_a_process_that_ends_with_its_server_ignores_a_second_sigterm():
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(worker._ServerHasEnded):
-            worker._server_has_ended()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 HANGS = """

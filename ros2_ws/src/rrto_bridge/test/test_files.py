@@ -2,10 +2,16 @@
 
 import io
 import itertools
+import pickle
+import subprocess
+import sys
 import zipfile
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
+import safetensors.torch
 import torch
+from fleet_testing import LIMIT
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::UserWarning')
@@ -148,3 +154,122 @@ def test_scripts_move_tensors_to_the_device(replay):
         for _ in range(3):
             moved = script(X, X.cuda())
             assert moved.is_cuda and torch.equal(moved.cpu(), script(X, X))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that consists of another one, as the quantised tensors of libraries do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype,
+                                                   device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        result = function(*(a.inner if isinstance(a, Wrapper) else a for a in args),
+                          **(kwargs or {}))
+        return cls(result) if isinstance(result, torch.Tensor) else result
+
+
+class Holder:
+    """An object of a program; it has a tensor, a parameter and a module."""
+
+    def __init__(self, device):
+        self.tensor = torch.arange(3.0, device=device)
+        self.part = self.tensor[1:]
+        self.parameter = nn.Parameter(torch.ones(2, device=device))
+        self.parameter.note = 'mine'
+        self.module = nn.Linear(2, 2).to(device)
+        self.wrapper = Wrapper(torch.ones(2, device=device))
+
+    def devices(self):
+        return {t.device.type for t in (self.tensor, self.parameter, *self.module.parameters(),
+                                        self.wrapper, self.wrapper.inner)}
+
+
+def stored(value, **how):
+    file = io.BytesIO()
+    torch.save(value, file, **how)
+    file.seek(0)
+    return file
+
+
+PLACES = [(None, None), ('cuda', 'cuda'), (torch.device('cuda', 0), 'cuda'), ('cpu', 'cpu'),
+          # PyTorch looks up the places of storages as strings, those of wrappers as devices.
+          ({}, None), ({'cpu': 'cuda:0', torch.device('cpu'): 'cuda:0'}, 'cuda'),
+          ({'cuda:0': 'cpu', torch.device('cuda', 0): 'cpu'}, 'cpu')]
+
+
+@pytest.mark.parametrize('saved_on', ['cpu', 'cuda'])
+def test_every_tensor_of_an_object_is_loaded_to_its_place(engine, saved_on):
+    for location, device in PLACES:
+        loaded = torch.load(stored(Holder(saved_on)), location, weights_only=False)
+        assert loaded.devices() == {device or saved_on}, location
+        loaded.tensor[2] = 7
+        assert loaded.part.tolist() == [1, 7] and loaded.wrapper.inner.tolist() == [1, 1]
+        assert isinstance(loaded.parameter, nn.Parameter) and loaded.parameter.note == 'mine'
+
+
+CHOICES = [(lambda storage, place: storage, 'cpu'), (lambda storage, place: None, None),
+           (lambda storage, place: storage.cuda(0), 'cuda'),
+           (lambda storage, place: storage.cuda(), 'cuda'),
+           (lambda storage, place: storage.to(device='cuda'), 'cuda')]
+
+
+@pytest.mark.parametrize('new', [True, False])
+@pytest.mark.parametrize('saved_on', ['cpu', 'cuda'])
+def test_a_function_chooses_where_tensors_are_loaded(engine, saved_on, new):
+    for choose, device in CHOICES:
+        x = torch.arange(3.0, device=saved_on)
+        file = stored([x, x[1:], torch.empty(0)], _use_new_zipfile_serialization=new)
+        loaded, part, empty = torch.load(file, map_location=choose)
+        assert loaded.device.type == part.device.type == (device or saved_on)
+        assert (empty.device.type == 'cuda') == (device == 'cuda')
+        loaded[2] = 7
+        assert part.tolist() == [1, 7]
+
+
+def test_places_that_do_not_exist_are_refused(replay):
+    for location, words in (('cuda:1', 'invalid device'), ('nowhere', 'tagged with nowhere')):
+        with pytest.raises(RuntimeError, match=words):
+            torch.load(stored(torch.ones(2)), location)
+    assert torch.load(stored(torch.ones(2).cuda()), 'meta').is_meta
+
+
+def test_what_is_pickled_on_the_device_comes_back_to_it(engine, monkeypatch):
+    for dumped in (pickle.dumps, ForkingPickler.dumps):
+        loaded = pickle.loads(dumped(Holder('cuda')))
+        assert loaded.devices() == {'cuda'} and loaded.tensor.tolist() == [0, 1, 2]
+    assert pickle.loads(pickle.dumps(Holder('cpu'))).devices() == {'cpu'}
+    x = torch.ones(2).cuda()
+    x.note = 'mine'
+    assert pickle.loads(pickle.dumps(x)).note == 'mine'
+    monkeypatch.setattr(torch.serialization, 'location_tag', lambda storage: 'cuda:0')
+    of_cuda = pickle.dumps(torch.arange(2.0))    # as a machine with CUDA pickles its tensors
+    monkeypatch.undo()
+    assert pickle.loads(of_cuda).is_cuda and pickle.loads(of_cuda).tolist() == [0, 1]
+
+
+@pytest.mark.long
+def test_programs_without_the_device_read_what_was_saved_on_it(replay, tmp_path):
+    saved = {'x': torch.arange(3.0).cuda(), 'p': nn.Parameter(torch.ones(2).cuda())}
+    torch.save(saved, tmp_path / 'new.pt')
+    torch.save(saved, tmp_path / 'old.pt', _use_new_zipfile_serialization=False)
+    (tmp_path / 'a.pkl').write_bytes(pickle.dumps(saved))
+    code = """import pickle, torch
+for read in (lambda: torch.load('new.pt'), lambda: torch.load('old.pt', weights_only=True),
+             lambda: pickle.load(open('a.pkl', 'rb'))):
+    found = read()
+    assert {t.device.type for t in found.values()} == {'cpu'} and found['x'].tolist() == [0, 1, 2]
+    assert type(found['p']) is torch.nn.Parameter and not vars(found['x'])"""
+    subprocess.run([sys.executable, '-c', code], cwd=tmp_path, check=True, timeout=LIMIT)
+
+
+def test_safetensors_are_loaded_to_the_device(replay, tmp_path):
+    file = tmp_path / 'a.safetensors'
+    safetensors.torch.save_file({'x': torch.ones(2)}, file)
+    for place in (0, 'cuda', 'cuda:0'):
+        assert safetensors.torch.load_file(file, place)['x'].is_cuda

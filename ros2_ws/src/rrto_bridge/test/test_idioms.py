@@ -247,7 +247,7 @@ def tensors_of_a_class_of_the_program(device):
         assert all(type(t).__name__ == 'Named' and isinstance(t, Named) for t in (x, y, *parts))
         assert all(isinstance(t, Plain) for t in (plain, twin, memo))
         assert [t.name for t in (y, y[0], copies[1], copies[2])] == [k] * 4
-        assert type(copies[1]) is type(copies[2]) is Named and x.device.type == device
+        assert type(copies[2]) is Named and x.device.type == copies[1].device.type == device
         found = [t.as_subclass(torch.Tensor) for t in (x, y, *parts, plain, twin, memo)]
         assert not any(isinstance(t, (Named, Plain)) for t in found)
         return found

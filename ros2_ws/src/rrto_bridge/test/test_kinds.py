@@ -97,7 +97,9 @@ def test_parameters_keep_the_class_of_the_program(engine):
         assert p.doubled().tolist() == [[2, 2], [2, 2]] and type(p).__name__ == 'Scaled'
     assert layer.weight.note == 'mine' and 'weight' in dict(layer.named_parameters())
     # Pickling loses the subclass; with a parameter on the CPU, PyTorch does the same.
-    assert type(pickle.loads(pickle.dumps(layer.weight))) is nn.Parameter
+    loaded = pickle.loads(pickle.dumps(layer.weight))
+    assert isinstance(loaded, nn.Parameter) and not isinstance(loaded, Scaled)
+    assert loaded.is_cuda and loaded.note == 'mine'
     assert type(layer.half().weight).__name__ == 'Scaled'
     assert type(layer.cpu().weight) is Scaled and layer.weight.note == 'mine'
     assert isinstance(nn.Linear(2, 2).cuda().weight, nn.Parameter)
@@ -220,3 +222,41 @@ def test_torch_export_says_in_one_line_what_to_do(engine):
         for strict in (False, True):
             with pytest.raises(RuntimeError, match=r'^rrto: torch.export .*module\(\).cuda\(\)$'):
                 torch.export.export(model, (given,), strict=strict)
+
+
+LAZY = {'moved': lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()).cuda(),
+        'moved by its number': lambda: nn.Sequential(nn.LazyLinear(3)).to(0),
+        'converted': lambda: nn.LazyLinear(3).double().cuda().float(),
+        'there and back': lambda: nn.LazyLinear(3).cuda().cpu().to('cuda'),
+        'made there': lambda: nn.LazyLinear(3, device='cuda'),
+        'copied': lambda: copy.deepcopy(nn.LazyLinear(3).cuda())}
+
+
+@pytest.mark.parametrize('name', LAZY)
+def test_lazy_modules_get_their_parameters_on_the_device(engine, name):
+    model = LAZY[name]().eval()
+    for value in (*model.parameters(), *model.buffers()):
+        assert value.is_cuda
+        if nn.parameter.is_lazy(value):
+            with pytest.raises(ValueError, match='uninitialized'):
+                value + 1
+    x = torch.rand(2, 4)
+    with torch.no_grad():
+        y = model(x.cuda())
+        for value in (*model.parameters(), *model.buffers()):
+            assert value.is_cuda and not nn.parameter.is_lazy(value)
+        weights = pickle.loads(pickle.dumps(model)).cpu()
+        model.cpu()
+        assert all(type(p) is nn.Parameter for p in model.parameters())
+        torch.testing.assert_close(model(x), y.cpu())
+        torch.testing.assert_close(weights(x), y.cpu())
+
+
+def test_a_lazy_module_of_the_device_takes_weights(engine):
+    model, other = nn.LazyLinear(3).cuda(), nn.Linear(2, 3).cuda()
+    assert nn.parameter.is_lazy(pickle.loads(pickle.dumps(model)).weight)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model(torch.ones(1, 2).cuda()), other(torch.ones(1, 2).cuda()))
+    weight = nn.UninitializedParameter(device='cuda')
+    weight.materialize((2, 2), device='cpu')
+    assert not weight.is_cuda and type(weight) is nn.Parameter

@@ -154,6 +154,21 @@ thread.start()
 
 
 @pytest.mark.long
+def test_a_program_that_any_server_may_serve_goes_to_the_next_one_if_one_refuses():
+    alone = Domain()
+    try:
+        alone.server('a', programs=1).wait('serving as a')
+        alone.server('b').wait('serving as b')
+        loop(alone, 'a')
+        code = 'import torch; print(torch.ones(3).cuda().sum().item())'
+        assert alone.run('--', sys.executable, '-c', code)[:2] == (0, '3.0\n')
+        done, _, err = alone.run('--server', 'a', '--', sys.executable, '-c', code)
+        assert done == 1 and 'refuses: the limit of 1 programs is reached' in err
+    finally:
+        alone.close()
+
+
+@pytest.mark.long
 def test_a_server_that_ends_says_so_and_programs_return_to_the_next_one(domain):
     ended = domain.server('e', lease=600.0)   # longer than the tests wait
     ended.wait('serving as e')

@@ -12,6 +12,7 @@ import remote
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.nn.functional as F
 from rrto_bridge.program.remote import RemoteTensor
 from rrto_bridge.protocol.operators import operator, resolve
 
@@ -94,6 +95,29 @@ def test_what_cuda_refuses_is_refused_and_changes_nothing(engine, name):
     with pytest.raises(RuntimeError, match=MISMATCH):
         REFUSED_BY_CUDA[name](c, x)
     assert c.item() == 0 and x.item() == 3
+
+
+DECOMPOSED = {
+    **{f'conv{k}d': (getattr(F, f'conv{k}d'), *[(2, 2, *[4] * k)] * 2, (2,)) for k in (1, 2, 3)},
+    **{f'conv_transpose{k}d': (getattr(F, f'conv_transpose{k}d'), *[(2, 2, *[4] * k)] * 2, (2,))
+       for k in (1, 2, 3)},
+    'linalg.solve': (torch.linalg.solve, (3, 3), (3, 1)),
+    'linalg.solve_ex': (torch.linalg.solve_ex, (3, 3), (3, 1)),
+    'convolution': (lambda *given: torch.convolution(*given, (1,), (0,), (1,), False, (0,), 1),
+                    (1, 2, 4), (3, 2, 2), (3,)),
+    'grid_sampler_3d': (lambda *given: torch.ops.aten.grid_sampler_3d(*given, 1, 1, False),
+                        (1, 1, 2, 2, 2), (1, 1, 1, 1, 3)),
+}
+
+
+@pytest.mark.parametrize('name', DECOMPOSED)
+def test_an_operator_that_this_machine_would_decompose_is_refused(engine, capsys, name):
+    function, *shapes = DECOMPOSED[name]
+    for odd, there in itertools.product(range(len(shapes)), (False, True)):
+        given = [torch.ones(shape) for shape in shapes]
+        with pytest.raises(RuntimeError, match=f'{MISMATCH}|should be the same'):
+            function(*[t.cuda() if (k == odd) is there else t for k, t in enumerate(given)])
+    assert capsys.readouterr().err == ''
 
 
 def test_a_tensor_of_the_cpu_is_not_indexed_by_the_device(engine):

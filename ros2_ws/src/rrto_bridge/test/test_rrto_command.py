@@ -9,6 +9,7 @@ from rrto_bridge.cli import bench, measure, run, status
 from rrto_bridge.cli.main import main
 from rrto_bridge.client import shell
 from rrto_bridge.client.shell import Link, LinkOptions
+from rrto_bridge.protocol import discovery
 from rrto_bridge.protocol.errors import ConfigError
 
 
@@ -64,9 +65,21 @@ def test_a_server_that_ends_in_its_start_is_not_said_to_be_invisible(monkeypatch
             return -9
 
     monkeypatch.setattr(run, 'server_process', lambda: nullcontext(('s', Killed())))
-    monkeypatch.setattr(run, 'find', lambda *arguments: '')
+    monkeypatch.setattr(run, 'in_domain', lambda: nullcontext(None))
+    monkeypatch.setattr(discovery, 'servers', lambda node: [])
     with pytest.raises(SystemExit, match='on this machine was ended by SIGKILL'), run.own_server():
         pass
+
+
+@pytest.mark.parametrize(('seen', 'taken'), [
+    ([[]] * 500 + [['far']], 'far'), ([[], ['own']], 'own'), ([[], ['far', 'own']], 'own'),
+    ([[]] * 3, '')])
+def test_a_running_server_is_looked_for_until_the_own_one_is_seen(seen, taken, monkeypatch):
+    """On a busy machine, a server that runs may be seen late, but before one that is starting."""
+    ahead = list(seen)
+    monkeypatch.setattr(discovery, 'servers', lambda node: ahead.pop(0))
+    monkeypatch.setattr(discovery.time, 'sleep', lambda duration: None)
+    assert discovery.first_of(None, lambda: bool(ahead), 'own') == taken
 
 
 @pytest.mark.parametrize('option', [['--count', '0'], ['--size', '-3']])

@@ -12,11 +12,11 @@ from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.perform import Performer
 from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol.errors import RemoteError
-from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
+from rrto_bridge.protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck, SendFrame
 from rrto_bridge.protocol.names import graph_name, is_graph_name
 from rrto_bridge.protocol.record import Call, Meta, Ref
 from rrto_bridge.protocol.tensors import pack, unpack
-from rrto_bridge.server.machine import Begin, Ending, Kill, Leave, Limits, ServerMachine
+from rrto_bridge.server.machine import AT_ONCE, Begin, Ending, Kill, Leave, Limits, ServerMachine
 from rrto_bridge.server.session import QUEUE, QUEUED, End, SessionMachine
 
 NOTHING = Ack(0, 0, 0.0, 0.0, 0, 0)
@@ -99,6 +99,31 @@ def test_a_program_computes():
         Call('aten.add.Tensor', (Ref(handle), Ref(handle))), (), False)
     assert program.wait(ticket) == Meta((2,), (1,), 'float32')
     assert program.download(first).tolist() == [2.0, 4.0]
+
+
+def test_a_server_that_leaves_completes_what_the_program_has_begun():
+    program = Program()
+    handle = program.upload(torch.ones(2))
+    ticket = program.machine.download(handle)
+    for message in program.machine.outgoing():
+        program.send(message)
+    message = program.session.work()
+    program.take(program.session.leave(program.now))
+    assert not program.ended
+    program.take(program.executed(message))
+    assert unpack(*program.machine.result(ticket)).tolist() == [1.0, 1.0]
+    assert program.ended == program.error == ENDED
+
+
+def test_a_server_that_leaves_does_not_wait_for_a_long_operator():
+    program = Program()
+    for message in program.machine.download(program.upload(torch.ones(2))) and \
+            program.machine.outgoing():
+        program.send(message)
+    assert program.session.work() is not None
+    assert program.session.leave(program.now) == []
+    program.take(program.session.on_time(program.session.deadline))
+    assert program.ended == program.error == ENDED
 
 
 def test_large_messages_and_replies_come_through():
@@ -379,6 +404,17 @@ def test_a_server_that_ends_tells_its_programs(server):
     assert actions == [a for name, life in (('a', 1), ('b', 2)) for a in (
         SendAck(name, life, None, 'the server has ended'), Leave(name, 'the server has ended'))]
     assert server.programs == []
+
+
+def test_a_server_that_leaves_refuses_programs_and_tells_those_that_wait():
+    server = ServerMachine()
+    names = [f'p{k}' for k in range(AT_ONCE + 1)]
+    for name in names:
+        server.on_open(request(name), 0.0)
+    assert server.leave(0.0) == [SendAck(names[-1], 1, None, ENDED), Leave(names[-1], ENDED)]
+    assert server.programs == names[:-1]
+    assert server.on_open(request('late'), 0.0) == ('the server ends', [])
+    assert server.on_time(100.0) == []
 
 
 def test_a_server_that_can_start_no_process_says_so(server):

@@ -261,3 +261,78 @@ def test_the_first_call_imports_nothing_that_a_program_has_no_use_for():
     done = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, check=True,
                           timeout=LIMIT)
     assert done.stdout == '4.0 False\ntorch.distributed.tensor 6.0\n'
+
+
+SIZES = {'full': ((2,), 1.0), 'randint': (5, (2,)), 'linspace': (0, 1, 3), 'logspace': (0, 1, 3),
+         'tensor': ([1],), 'as_tensor': ([1],), 'asarray': ([1],), 'empty_strided': ((2,), (1,)),
+         'empty_permuted': ((2,), (0,)), 'tril_indices': (2, 2), 'triu_indices': (2, 2),
+         'normal': (0.0, 1.0, (2,)), 'range': (0, 3)}
+LIKE = {'full_like': (1,), 'randint_like': (5,), 'new_full': ((2,), 1.0), 'new_tensor': ([2],),
+        'new_empty_strided': ((2,), (1,))}
+MAKERS = {
+    **{name: lambda name=name, **how: getattr(torch, name)(*SIZES.get(name, (2,)), **how)
+       for name in (*SIZES, 'empty', 'zeros', 'ones', 'rand', 'randn', 'randperm', 'arange', 'eye',
+                    'scalar_tensor', 'hann_window', 'hamming_window', 'bartlett_window',
+                    'blackman_window', 'kaiser_window')},
+    **{name: lambda name=name, **how: getattr(torch, name)(torch.ones(2), *LIKE.get(name, ()),
+                                                           **how)
+       for name in dir(torch) if name.endswith('_like')},
+    **{name: lambda name=name, **how: getattr(torch.ones(2), name)(*LIKE.get(name, (2,)), **how)
+       for name in dir(torch.Tensor) if name.startswith('new_') and name != 'new'},
+    'fftfreq': lambda **how: torch.fft.fftfreq(3, **how),
+    'rfftfreq': lambda **how: torch.fft.rfftfreq(3, **how),
+    'a layer': lambda **how: nn.Linear(2, 2, **how).weight,
+    'to_empty': lambda **how: nn.Linear(2, 2, device='meta').to_empty(**how).weight,
+}
+
+
+@pytest.mark.parametrize('name', MAKERS)
+def test_whatever_makes_a_tensor_takes_the_number_of_the_device(replay, name):
+    torch.manual_seed(0)
+    made = MAKERS[name](device=0)
+    assert made.device == torch.device('cuda', 0)
+    torch.manual_seed(0)
+    expected = MAKERS[name](device='cpu')
+    assert made.shape == expected.shape and made.dtype is expected.dtype
+    if 'empty' not in name:
+        torch.testing.assert_close(made.cpu(), expected)
+    with pytest.raises(RuntimeError, match='invalid device ordinal'):
+        MAKERS[name](device=1)
+
+
+def test_whatever_makes_a_tensor_can_pin_it(replay):
+    for name in ('zeros', 'ones', 'full', 'rand', 'tensor', 'zeros_like', 'full_like', 'new_ones'):
+        assert MAKERS[name](pin_memory=True).is_pinned() and not MAKERS[name]().is_pinned()
+
+
+def test_classes_and_modes_see_the_functions_that_make_tensors(replay):
+    seen = []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, kinds, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Mine(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, kinds, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, kinds, args, kwargs or {})
+
+    with Seeing():
+        torch.zeros(2)
+    torch.zeros_like(torch.ones(2).as_subclass(Mine))
+    assert seen == [torch.zeros, torch.zeros_like]
+    with torch.device(0):
+        assert torch.ones(2).is_cuda and torch.as_tensor([1]).is_cuda
+    scripted = torch.jit.script(made_in_a_script)
+    assert scripted(torch.ones(2)).tolist() == [1, 2]
+
+
+def made_in_a_script(x: torch.Tensor):
+    return torch.zeros(2) + torch.ones_like(x) + torch.arange(2)
+
+
+def test_a_packed_sequence_goes_to_the_number_of_the_device(replay):
+    packed = nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+    assert packed.to(0).data.is_cuda and packed.cuda(0).data.is_cuda

@@ -34,7 +34,8 @@ def setting(default: Any, description: str, unit: str = '', *, form: str = '', e
     :param form: example or description of a value, for settings with a ``pattern``.
     :param empty: whether an empty text is allowed.
     :param live: whether the ROS parameter may be changed while the node runs.
-    :param checks: arguments of :func:`pydantic.Field`: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``.
+    :param checks: arguments of :func:`pydantic.Field`: ``ge``, ``gt``, ``le``, ``lt``, ``pattern``,
+        ``max_length``.
     """
     return Field(default, description=description, **checks, json_schema_extra={
         'unit': unit, 'form': form, 'empty': empty, 'live': live})
@@ -154,6 +155,8 @@ def _knob(path: tuple[str, ...], field: FieldInfo, default: Any) -> Knob:
                   for key, bound in bounds.items()]
         words = _KINDS[kind] + ', ' * bool(limits) + ' and '.join(limits) + f' {unit}' * bool(unit)
         words += f' like this: {form}' * bool(form)
+        longest = [rule.max_length for rule in field.metadata if hasattr(rule, 'max_length')]
+        words += f', at most {longest[0]} characters' if longest else ''
     default = None if field.is_required() else default
     return Knob(path, default, field.description or '', kind, unit, bounds, words,
                 bool(_extra(field, 'live')))

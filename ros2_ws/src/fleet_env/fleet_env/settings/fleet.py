@@ -13,6 +13,9 @@ from fleet_env.settings.power_model import PowerModel
 
 DEVICE: dict[str, Any] = {'pattern': r'^(cpu|auto|cuda(:\d+)?)$',
                           'form': 'cpu, cuda, cuda:N, or auto (cuda where there is one)'}
+# A robot's name becomes its namespace; ROS 2 limits a whole topic name to 247 characters.
+ROBOT: dict[str, Any] = {'pattern': '^[A-Za-z](_?[A-Za-z0-9])*_?$', 'max_length': 64,
+                         'form': 'letters, digits and single underscores, first a letter'}
 
 
 class TrainingConfig(Settings):
@@ -115,7 +118,7 @@ class ReachConfig(Settings):
                    pattern=r'^[A-Za-z0-9.:_%-]*( *, *[A-Za-z0-9.:_%-]+)*$',
                    form='10.0.0.2, laptop.local')
     namespace: str = _('', 'namespace of the fleet, in front of those of its server and robots; it '
-                           'separates fleets in one domain', empty=True,
+                           'separates fleets in one domain', empty=True, max_length=64,
                        pattern=r'^(/[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*)*$', form='/blue')
 
     @property
@@ -151,8 +154,9 @@ class ServerConfig(Settings):
                              'others no longer wait for it; 0: four times the duration of an '
                              'iteration, at least heartbeat.limit; inf: never', 's',
                         ge=0.0, allow_inf_nan=True)
-    drain_limit: float = _(5.0, 'longest time that the exact final model may take to reach a robot '
-                                'at the end of a run', 's', gt=0.0)
+    drain_limit: float = _(5.0, 'at the end of a run, longest time that a robot may take to finish '
+                                'its iteration, and then that the exact final model may take to '
+                                'reach it', 's', gt=0.0)
     stop_limit: float = _(60.0, 'longest duration of the end of a run; the server then gives up '
                                 'robots that have not finished', 's', gt=0.0)
     implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
@@ -183,8 +187,8 @@ class UpstreamConfig(ReachConfig):
     """The parent fleet, in which this fleet's server is a robot (docs/scale.md)."""
 
     robot: str = _('', 'name of this fleet among the robots of its parent fleet; empty: no parent '
-                       'fleet', empty=True, pattern=r'^([a-z][a-z0-9_]*)?$',
-                   form='lower case, digits and underscores')
+                       'fleet', empty=True,
+                   **{**ROBOT, 'pattern': f'{ROBOT["pattern"]}|^$'})
     codec: str = _('onebit', 'encoding of the rows in the parent fleet')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission in the parent fleet')
@@ -222,8 +226,7 @@ class RobotConfig(Computer):
     If its entry omits a setting, the robot has the fleet's value of this setting.
     """
 
-    name: str = _(..., "the robot's name and namespace", pattern=r'^[a-z][a-z0-9_]*$',
-                  form='lower case, digits and underscores (REP-144)')
+    name: str = _(..., "the robot's name and namespace", **ROBOT)
     fleet: str = _('', 'fleet file of a child fleet, whose server is this robot; relative to this '
                        'file; empty: an ordinary robot', empty=True)
     link: LinkConfig = LinkConfig()
@@ -255,8 +258,9 @@ class FleetSettings(Settings):
 class FleetConfig(FleetSettings):
     """A fleet file; the rank of a robot is its position in the list of robots."""
 
-    name: str = _(..., 'name of the fleet', pattern=r'^[A-Za-z0-9][\w.-]*$',
-                  form='letters, digits, dot, dash, underscore')
+    # a file name of at most 255 bytes is made from the name and the time
+    name: str = _(..., 'name of the fleet', pattern=r'^[A-Za-z0-9][\w.-]*$', max_length=50,
+                  form='letters, digits, dot, dash and underscore, first a letter or digit')
     robots: tuple[RobotConfig, ...] = _(..., 'the robots')
     description: str = _('', 'what this fleet is for', empty=True)
     file: str = _('', '', empty=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -41,6 +42,7 @@ class _Reader:
     def __init__(self, file: str, error: type[SettingError]) -> None:
         self._file, self._error = file, error
         self._lines: Lines = {}
+        self._count = 0  # number of values read so far
 
     def read(self, text: str, needs: str) -> tuple[Any, Lines]:
         try:
@@ -61,17 +63,16 @@ class _Reader:
     def _plain(self, node: yaml.Node, path: Path) -> Any:
         """Return the value of a YAML node, and record the line of each of its keys."""
         line = self._lines.setdefault(path, node.start_mark.line + 1)
-        if len(self._lines) > _MOST:
-            raise self._error(f'holds more than {_MOST} values; do aliases (*name) repeat a part '
-                              'that repeats another?', self._file, line)
+        self._counted(line)
         if isinstance(node, yaml.MappingNode):
             entries: dict[str, Any] = {}
-            for key_node, value_node in node.value:
+            for key_node, value_node, merged in self._pairs(node):
                 key, at = str(key_node.value), key_node.start_mark.line + 1
-                if key in entries:
+                if key not in entries:
+                    self._lines[(*path, key)] = at
+                    entries[key] = self._plain(value_node, (*path, key))
+                elif not merged:
                     raise self._error(f'the key {key!r} occurs twice', self._file, at)
-                self._lines[(*path, key)] = at
-                entries[key] = self._plain(value_node, (*path, key))
             return entries
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
@@ -81,3 +82,31 @@ class _Reader:
         except Exception as error:
             raise self._error(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
                               f'{error}', self._file, line) from error
+
+    def _pairs(self, mapping: yaml.MappingNode) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
+        """Yield key, value, and whether the merge key `<<` gives them; own keys come first.
+
+        Of a key that occurs several times, the first counts.
+        """
+        below: list[yaml.Node] = []
+        for key, value in mapping.value:
+            if key.tag != 'tag:yaml.org,2002:merge':
+                yield key, value, False
+            elif below:
+                raise self._error("the key '<<' occurs twice; give it a list of mappings",
+                                  self._file, key.start_mark.line + 1)
+            else:
+                below = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        for one in below:
+            if not isinstance(one, yaml.MappingNode):
+                raise self._error("'<<' must be a mapping (*name) or a list of mappings",
+                                  self._file, one.start_mark.line + 1)
+            for key, value, _ in self._pairs(one):
+                self._counted(key.start_mark.line + 1)
+                yield key, value, True
+
+    def _counted(self, line: int) -> None:
+        self._count += 1
+        if self._count > _MOST:
+            raise self._error(f'holds more than {_MOST} values; do aliases (*name) repeat a part '
+                              'that repeats another?', self._file, line)

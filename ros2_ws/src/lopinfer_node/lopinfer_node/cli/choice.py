@@ -50,7 +50,8 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Declare the option for the device of the server."""
     parser.add_argument('--device', default='cpu', metavar='DEVICE',
-                        help='device of the server: cpu, cuda or cuda:N (default: cpu)')
+                        help='device of the server: cpu, cuda or cuda:N (default: cpu); several of '
+                             'one kind, separated by commas, compute at the same time')
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,11 @@ it, a model finds weights that are not in its own file in the files of other mod
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
 "arguments", "shape", "dtype", "place", "pick"}], "outputs": [...], "precision": {"matmul",
-"convolution", "float16", "bfloat16"}}. Inputs and calls are numbered together: first the inputs,
-then the calls. An argument {"v": number} stands for the input or the result of the call with this
-number, and {"w": name} for a weight. The reader does not trust the files: it accepts only operators
-of an allow-list, and computes every shape again.
+"convolution", "float16", "bfloat16"}}. An input or a call has a "format", and "formats" names
+weights, whose memory format is not contiguous (`layout.CHANNELS_LAST`). Inputs and calls are
+numbered together: first the inputs, then the calls. An argument {"v": number} stands for the input
+or the result of the call with this number, and {"w": name} for a weight. The reader does not trust
+the files: it accepts only operators of an allow-list, and computes every shape again.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from safetensors.torch import save_file
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
 from .calls import Weight
+from .layout import CHANNELS_LAST
 from .precision import Precision
 from .tape import Record, Ref, Tape
-from .text import KINDS, VERSION, as_json
+from .text import KINDS, VERSIONS, as_json
 from .traced import Traced, content_of
 
 GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
 MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
+FOLLOWED = re.compile('followed-([0-9]+)')  # name of a folder with the weights of a fleet's model
 
 
 def save(traced: Traced, directory: Path) -> None:
@@ -73,7 +76,7 @@ def lacking(directory: Path) -> dict[str, str]:
 
 
 def _contents(directory: Path) -> dict[str, str]:
-    contents = json.loads((directory / CONTENTS).read_text())
+    contents = json.loads((directory / CONTENTS).read_text(encoding='utf-8'))
     if type(contents) is not dict or not all(
             type(c) is str and MODEL.fullmatch(c) for c in contents.values()):
         raise ValueError(f'{CONTENTS} must have the SHA-256 of each weight')
@@ -81,11 +84,12 @@ def _contents(directory: Path) -> dict[str, str]:
 
 
 class Index:
-    """Which weights are in the files of the complete models in a folder."""
+    """Which weights are in the files of the complete models in a folder, and of `FOLLOWED`."""
 
     def __init__(self, models: Path) -> None:
         self._found: dict[str, list[tuple[Path, str]]] = {}   # by content: (folder, name)
-        for folder in sorted(p for p in models.iterdir() if MODEL.fullmatch(p.name)):
+        for folder in sorted(p for p in models.iterdir()
+                             if MODEL.fullmatch(p.name) or FOLLOWED.fullmatch(p.name)):
             try:
                 contents, there = _contents(folder), _names(folder / WEIGHTS)
             except (OSError, ValueError, RecursionError, SafetensorError):
@@ -108,7 +112,7 @@ def _names(path: Path) -> set[str]:
 def load(directory: Path, device: str = 'cpu') -> Traced:
     """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
     try:
-        document = json.loads((directory / GRAPH).read_text())
+        document = json.loads((directory / GRAPH).read_text(encoding='utf-8'))
         weights = _weights(directory / WEIGHTS, device) | _others(directory, device)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
@@ -167,18 +171,21 @@ def _weights(path: Path, device: str, only: Collection[str] | None = None
 
 def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],
           device: torch.device) -> Traced:
-    if document['version'] != VERSION:
-        raise ModelError(f'version {document["version"]}, this program reads version {VERSION}')
+    if document['version'] not in VERSIONS:
+        raise ModelError(f'version {document["version"]}, this program reads versions {VERSIONS}')
+    for name, form in document.get('formats', {}).items():
+        weights[name] = weights[name].to(memory_format=_format(form, weights[name].ndim))
     tape = Tape(weights=weights, precision=Precision.from_json(document['precision']))
     records = tape.records
     for entry in document['inputs']:
-        records.append(Record(None, {}, _shape(entry), _dtype(entry['dtype']), entry['place']))
+        records.append(Record(None, {}, _shape(entry), _dtype(entry['dtype']), entry['place'],
+                              format=_format_of(entry)))
     shadows = [torch.empty(r.shape, dtype=r.dtype, device='meta') for r in records]
     for entry in document['calls']:
         arguments = {str(k): _decode(a, len(records), weights, device)
                      for k, a in entry['arguments'].items()}
         made = Record(_overload(entry['op']), arguments, _shape(entry), _dtype(entry['dtype']),
-                      str(entry['place']), entry['pick'])
+                      str(entry['place']), entry['pick'], _format_of(entry))
         shadows.append(_check(made, shadows))
         records.append(made)
     tape.outputs = [_decode(o, len(records), weights, device) for o in document['outputs']]
@@ -236,6 +243,19 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ModelError(f'dtype must be a type of tensors, got {name}')
     return dtype
+
+
+def _format_of(entry: dict[str, Any]) -> torch.memory_format:
+    return _format(entry['format'], len(entry['shape'])) if 'format' in entry \
+        else torch.contiguous_format
+
+
+def _format(name: Any, axes: int) -> torch.memory_format:
+    form = CHANNELS_LAST.get(axes)
+    if str(form) != f'torch.{name}':
+        raise ModelError(f'a tensor with {axes} axes has no memory format {name}')
+    assert form is not None
+    return form
 
 
 def _decode(argument: Any, records: int, weights: dict[str, torch.Tensor],

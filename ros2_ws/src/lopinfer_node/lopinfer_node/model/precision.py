@@ -6,6 +6,9 @@ travel with its model, and the server computes the model with them.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -67,6 +70,30 @@ class Precision:
         matmul.allow_bf16_reduced_precision_reduction = self.bfloat16
         _used = self
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Compute with this precision, as `use` does, and keep other threads from changing it.
+
+        Threads with the same precision compute at the same time; one with another precision waits
+        until they leave, and those that come after it wait for it.
+        """
+        global _holders, _wanted
+        with _changed:
+            while _holders and _used != self or _wanted not in (None, self):
+                _wanted = _wanted or self
+                _changed.wait()
+            if _wanted is not None:
+                _wanted = None
+                _changed.notify_all()
+            self.use()
+            _holders += 1
+        try:
+            yield
+        finally:
+            with _changed:
+                _holders -= 1
+                _changed.notify_all()
+
     def as_json(self) -> dict[str, bool]:
         """Return the settings by name."""
         return asdict(self)
@@ -82,6 +109,9 @@ class Precision:
 
 
 _used: Precision | None = None   # the precision of the last call of `Precision.use`
+_changed = threading.Condition()
+_holders = 0                        # number of threads in `Precision.held`
+_wanted: Precision | None = None    # the precision for which the first waiting thread waits
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

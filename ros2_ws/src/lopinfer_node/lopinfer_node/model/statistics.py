@@ -13,6 +13,7 @@ need no change. The results differ from the results of the model by rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,8 +66,7 @@ class _Rewriter:
             if isinstance(a, list):
                 return [moved(i) for i in a]
             return self.moved[a.index] if isinstance(a, Ref) else a
-        copy = Record(made.overload, {k: moved(a) for k, a in made.arguments.items()}, made.shape,
-                      made.dtype, made.place, made.pick)
+        copy = replace(made, arguments={k: moved(a) for k, a in made.arguments.items()})
         return self._append(copy, torch.empty(made.shape, dtype=made.dtype, device='meta'))
 
     def _append(self, made: Record, shadow: torch.Tensor) -> Ref:

@@ -23,7 +23,8 @@ class Record:
     """One call, or one input of the model (then `overload` is None).
 
     `arguments` contain a `Ref` or a `Weight` in place of each tensor. If the call has several
-    results, `pick` is the index of the result that this record stands for.
+    results, `pick` is the index of the result that this record stands for. `format`: the memory
+    format of the tensor in the trace, in which it crosses the link.
     """
 
     overload: torch._ops.OpOverload | None
@@ -32,6 +33,7 @@ class Record:
     dtype: torch.dtype
     place: str = ''
     pick: int | None = None
+    format: torch.memory_format = torch.contiguous_format
 
 
 @dataclass

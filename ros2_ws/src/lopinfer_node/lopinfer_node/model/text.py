@@ -11,9 +11,11 @@ import torch
 
 from ..errors import ModelError
 from .calls import Weight
+from .layout import format_of
 from .tape import Ref, Tape
 
-VERSION = 2   # version of the format of `graph.json`
+# Versions of the format of `graph.json`; the second one is written only with memory formats.
+VERSIONS = 2, 3
 
 KINDS: dict[str, type] = {'dtype': torch.dtype, 'layout': torch.layout,
                           'memory_format': torch.memory_format}
@@ -22,23 +24,34 @@ KINDS: dict[str, type] = {'dtype': torch.dtype, 'layout': torch.layout,
 def as_json(name: str, axes: Sequence[int | None], tape: Tape) -> str:
     """Return the text of the graph file; equal models give equal texts."""
     calls, inputs = [], []
+    formats = {weight: _short(form) for weight, tensor in tape.weights.items()
+               if (form := format_of(tensor)) is not torch.contiguous_format}
+    own = {'formats': formats} if formats else {}
+    version = VERSIONS[bool(formats or any(
+        made.format is not torch.contiguous_format for made in tape.records))]
     divided = iter(axes)
     for made in tape.records:
         common = {'shape': list(made.shape), 'dtype': name_of(made.dtype), 'place': made.place}
+        if made.format is not torch.contiguous_format:
+            common['format'] = _short(made.format)
         if made.overload is None:
             inputs.append({**common, 'axis': next(divided)})
         else:
             calls.append({**common, 'op': str(made.overload), 'pick': made.pick, 'arguments': {
                 k: _encode(a) for k, a in made.arguments.items()}})
-    return json.dumps({'version': VERSION, 'name': name, 'inputs': inputs, 'calls': calls,
+    return json.dumps({'version': version, 'name': name, 'inputs': inputs, 'calls': calls,
                        'outputs': [_encode(o) for o in tape.outputs],
-                       'precision': tape.precision.as_json()},
+                       'precision': tape.precision.as_json(), **own},
                       separators=(',', ':'), sort_keys=True)
 
 
 def name_of(dtype: torch.dtype) -> str:
     """Return the short name of a type: `float32` for torch.float32."""
-    return str(dtype).removeprefix('torch.')
+    return _short(dtype)
+
+
+def _short(constant: Any) -> str:
+    return str(constant).removeprefix('torch.')
 
 
 def _encode(argument: Any) -> Any:
@@ -52,7 +65,7 @@ def _encode(argument: Any) -> Any:
         return {'device': 'model'}
     for kind, of in KINDS.items():
         if isinstance(argument, of):
-            return {kind: str(argument).removeprefix('torch.')}
+            return {kind: _short(argument)}
     if isinstance(argument, float) and not math.isfinite(argument):
         return {'float': str(argument)}
     if argument is None or isinstance(argument, (bool, int, float, str)):

@@ -14,6 +14,7 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
 from .calls import Weight, random
+from .layout import format_of
 from .precision import Precision
 from .state import refuse_hooks, untouched
 from .tape import Record, Ref, Tape
@@ -230,7 +232,7 @@ class _Reader:
         elif source == 'input':
             example = node.meta['val']
             self.env[node] = self._add(Record(None, {}, tuple(example.shape), example.dtype,
-                                              node.name))
+                                              node.name), example)
 
     def _attribute(self, node: torch.fx.Node) -> Any:
         value: Any = self.module
@@ -240,10 +242,11 @@ class _Reader:
             return value   # a submodule; `_call` handles it
         return Weight(str(node.target), value.detach())
 
-    def _add(self, made: Record, shares: int | None = None) -> Ref:
+    def _add(self, made: Record, example: torch.Tensor, shares: int | None = None) -> Ref:
         if any(type(n) is not int for n in made.shape):
             raise ModelError(f'{made.place}: the shape of the result of {made.overload} depends on '
                              'the data, but a plan needs a fixed shape')
+        made.format = format_of(example)
         self.out.records.append(made)
         index = len(self.out.records) - 1
         self.storage[index] = index if shares is None else self.storage[shares]
@@ -297,7 +300,7 @@ class _Reader:
             self.env[node] = (target, bound, place, example)
             return
         self.env[node] = self._add(Record(target, bound, tuple(example.shape), example.dtype,
-                                          place), _alias(target, bound))
+                                          place), example, _alias(target, bound))
 
     def _bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
         """Return the given arguments by name; a `Ref` or a `Weight` replaces each tensor."""
@@ -328,8 +331,8 @@ class _Reader:
         # the result is a number: an item of a constant tensor
         if not isinstance(result, (torch.Tensor, list, tuple)):
             return result
-        made = [Weight(f'folded.{node.name}.{i}', r.contiguous()) for i, r in enumerate(
-            [result] if isinstance(result, torch.Tensor) else result)]
+        made = [Weight(f'folded.{node.name}.{i}', r.contiguous(memory_format=format_of(r)))
+                for i, r in enumerate([result] if isinstance(result, torch.Tensor) else result)]
         if all(r.alias_info is None for r in target._schema.returns) or all(
                 a.name in self.fresh for a in _tensors(bound) if isinstance(a, Weight)):
             self.fresh.update(w.name for w in made)
@@ -351,19 +354,19 @@ class _Reader:
             start = sum(e.shape[dim] for e in example[:index])
             cut = {'self': value, 'dim': dim, 'start': start, 'end': start + shape[dim]}
             return self._add(Record(torch.ops.aten.slice.Tensor, cut, shape, dtype, place),
-                             value.index)
+                             example[index], value.index)
         if name == 'unbind' and isinstance(value, Ref):
             one = {'self': value, 'dim': bound.get('dim', 0), 'index': index}
             return self._add(Record(torch.ops.aten.select.int, one, shape, dtype, place),
-                             value.index)
+                             example[index], value.index)
         if name == 'broadcast_tensors':
             value = bound['tensors'][index]
             if isinstance(value, Ref):
                 wide = {'self': value, 'size': list(shape)}
                 return self._add(Record(torch.ops.aten.expand.default, wide, shape, dtype, place),
-                                 value.index)
+                                 example[index], value.index)
             return Weight(f'broadcast.{node.name}', value.tensor.expand(shape).contiguous())
-        return self._add(Record(target, bound, shape, dtype, place, index))
+        return self._add(Record(target, bound, shape, dtype, place, index), example[index])
 
     def _in_place(self, node: torch.fx.Node, target: torch._ops.OpOverload,
                   bound: dict[str, Any], place: str) -> None:
@@ -389,7 +392,7 @@ class _Reader:
                     and any(self.order[user] > self.order[node] for user in other.users):
                 raise _Aliased
         example = node.meta['val']
-        made = self._add(Record(pure, bound, tuple(example.shape), example.dtype, place))
+        made = self._add(Record(pure, bound, tuple(example.shape), example.dtype, place), example)
         for other, value in list(self.env.items()):
             if value == written:
                 self.env[other] = made
@@ -470,8 +473,7 @@ def _live(tape: Tape) -> Tape:
     kept = []
     for old in order:
         r = records[old]
-        kept.append(Record(r.overload, {k: moved(a) for k, a in r.arguments.items()}, r.shape,
-                           r.dtype, r.place, r.pick))
+        kept.append(replace(r, arguments={k: moved(a) for k, a in r.arguments.items()}))
     out = Tape(kept, [moved(o) for o in tape.outputs])
     for w in (leaf for r in kept for leaf in _leaves(r) if isinstance(leaf, Weight)):
         out.weights[w.name] = w.tensor

@@ -20,6 +20,7 @@ from . import rules  # noqa: F401 - registers the rules
 from .calls import Call, Division, Value, Weight, divide
 from .footprint import whole
 from .graph import Graph, Kind, Node
+from .layout import flat, format_of
 from .state import untouched
 from .tape import Record, Ref, Tape
 from .text import as_json
@@ -156,15 +157,6 @@ def content_of(tensor: torch.Tensor) -> str:
     return state.hexdigest()
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements as one dimension of stride 1; copy them if they are not contiguous.
-
-    The stride must be set, because a contiguous tensor of one element may have any stride. Some
-    strides prevent a view as bytes.
-    """
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,))
-
-
 def _valued(argument: Any, values: Sequence[Value]) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_valued(a, values) for a in argument]
@@ -184,15 +176,19 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     model.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
-    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        raise ModelError(f'{type(model).__name__}: all inputs must be tensors')
+    if not leaves:
+        raise ModelError(f'{type(model).__name__} needs at least one tensor as input')
+    for name, leaf in zip(input_names(args, kwargs), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            raise ModelError(f'{type(model).__name__}: all inputs must be tensors, but input '
+                             f'{name} is of class {type(leaf).__name__}')
     try:
         # Copy the inputs to the memory layout that they will have after a message carries them.
         # Each input gets a separate copy. Otherwise, if two inputs are one tensor, the tracer
         # would treat them as one value. And it would treat an input that is a weight of the model
         # as a weight.
         own = [leaf.detach().resolve_conj().resolve_neg().clone(
-            memory_format=torch.contiguous_format) for leaf in leaves]
+            memory_format=format_of(leaf)) for leaf in leaves]
         with untouched(model):
             traced = divided(type(model).__name__, record(model, own, structure))
         if verify:
@@ -205,6 +201,15 @@ def trace(model: torch.nn.Module, *args: torch.Tensor, verify: bool = True,
     except Exception as error:   # the code of a model can raise any exception
         raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(error)}') from error
     return traced
+
+
+def input_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return a name for each tensor of a call, such as `0.image` or `mask[1]`.
+
+    `0` stands for the first argument without a name.
+    """
+    return [f'{name}{pytree.keystr(path)}' for name, value in (*enumerate(args), *kwargs.items())
+            for path, _ in pytree.tree_flatten_with_path(value)[0]]
 
 
 def _verify(model: torch.nn.Module, traced: Traced, leaves: list[torch.Tensor],

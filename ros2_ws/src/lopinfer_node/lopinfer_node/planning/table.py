@@ -97,7 +97,7 @@ class PlanTable(Sequence[Plan]):
         :raises ProfileError: the file cannot be read, is damaged, or belongs to another model.
         """
         try:
-            state = json.loads(Path(path).read_text())
+            state = json.loads(Path(path).read_text(encoding='utf-8'))
         except (OSError, ValueError) as error:
             raise ProfileError(f'{path}: not a plan table: {error}') from error
         if not isinstance(state, dict) or state.get('format') != FORMAT:

@@ -24,7 +24,7 @@ from ..parameters import ClientSettings
 from ..runtime.planner import TablePlanner
 from .client_shell import ClientOptions
 from .convert import result_message
-from .servers import Servers
+from .servers import LAST_WORDS, Servers
 
 
 class ClientNode(Node):
@@ -61,6 +61,16 @@ class ClientNode(Node):
         self._thread = threading.Thread(target=self._run, name='inference', daemon=True)
         self._thread.start()
         self.get_logger().info(f'{s.model}: waiting for images')
+
+    def leave(self) -> None:
+        """Tell the servers that this robot ends; see `has_left`."""
+        self.client.leave()
+        self._ends_at = time.monotonic() + LAST_WORDS
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the servers know that this robot ends, or have had `LAST_WORDS` for it."""
+        return self.client.has_left or time.monotonic() >= self._ends_at
 
     def destroy_node(self) -> None:
         """Stop the threads, then release the node."""

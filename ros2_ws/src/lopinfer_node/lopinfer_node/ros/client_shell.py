@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_compute.graphs import graphs_on
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.power.jetson import open_meter
 from fleet_env.settings.fleet import AccessConfig
@@ -41,6 +42,7 @@ from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan
 from ..runtime.choice import NO_TABLE, PlannedTable
 from ..runtime.client import (
+    ENDED,
     Action,
     CallOpen,
     CallSetPlans,
@@ -50,7 +52,7 @@ from ..runtime.client import (
     Settings,
     Upload,
 )
-from ..runtime.execution import AnyRun, Execution
+from ..runtime.execution import AnyProgram, AnyRun, Execution
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
 from ..runtime.services import PROTOCOL, READY, OpenRequest, PlansRequest, encode_plans, number
@@ -146,6 +148,15 @@ class Client:
         self._alarm.set(time.monotonic())
         node.create_timer(1.0, self.report)
 
+    def leave(self) -> None:
+        """Tell the server that this client ends, while the node is spun; see `has_left`."""
+        self._step(self.machine.leave)
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the server knows that this client ends, or knows no such client."""
+        return self.machine.state == ENDED
+
     def close(self) -> None:
         """Stop the threads; call this before the node is destroyed.
 
@@ -174,7 +185,9 @@ class Client:
             self._step(partial(self.machine.on_model, table))
 
     def _program(self, traced: Traced, plan: Plan) -> Any:
-        program = recorded(Program(traced, plan, DEVICE), DEVICE, self.options.recording)
+        device = next(iter(traced.parameters.values()), torch.empty(0)).device
+        program = recorded(Program(traced, plan, DEVICE, graphs_on(device)), DEVICE,
+                           self.options.recording)
         return slowed(program, self.options.slowdown)
 
     def _compiled(self, traced: Traced, table: PlannedTable) -> PlannedTable:
@@ -217,17 +230,20 @@ class Client:
 
     def _run_alone(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         self._meter.enter('computing', time.monotonic())
-        run = self._alone.start(inputs)
-        for position in range(len(self._alone.steps)):
-            run.compute(position)
+        program = self._alone
+        run, steps = program.start(inputs), range(len(program.steps))
+        if not program.compute_together([run], steps):
+            for position in steps:
+                run.compute(position)
         return run.outputs()
 
-    def _begin(self, bin_: int, inputs: Sequence[torch.Tensor]) -> tuple[AnyRun, Execution]:
+    def _begin(self, bin_: int, inputs: Sequence[torch.Tensor]
+               ) -> tuple[AnyProgram, AnyRun, Execution]:
         program = self.machine.table.programs[bin_]
         run = program.start(inputs)
-        return run, self.machine.begin(bin_, program.steps, run, time.monotonic())
+        return program, run, self.machine.begin(bin_, program.steps, run, time.monotonic())
 
-    def _shared(self, run: AnyRun, execution: Execution) -> Tensors:
+    def _shared(self, program: AnyProgram, run: AnyRun, execution: Execution) -> Tensors:
         while True:
             steps = self._next_steps()
             if steps is None:
@@ -235,7 +251,7 @@ class Client:
                 return run.finish_alone()
             began = time.monotonic()
             self._meter.enter('computing', began)
-            pieces = execution.compute(steps)
+            pieces = execution.compute(steps, program.compute_together([run], steps))
             self._step(partial(self.machine.on_computed, pieces, time.monotonic() - began))
             if self.machine.finished:
                 return run.outputs()

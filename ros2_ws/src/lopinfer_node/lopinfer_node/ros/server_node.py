@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import time
 from typing import Any
 
 import torch
-from fleet_ros.device import torch_device
-from fleet_ros.managed import ManagedNode
+from fleet_env.durable import finite
+from fleet_models.fetch import Fetched
+from fleet_models.reader import Reader, ReaderOptions
 from fleet_ros.parameters import declare
+from fleet_ros.serving import ServerNode as AnyServerNode
 
+from ..errors import ModelError
 from ..model import zoo
 from ..model.pictures import traced_of_images
 from ..parameters import ServerSettings
 from .server_shell import Server, ServerOptions
 
-DRAIN = 2.0  # maximum seconds that an ending node waits for requests in progress
 
-
-class ServerNode(ManagedNode):
+class ServerNode(AnyServerNode):
     """Serves models to robots; `parameters.ServerSettings` declares the parameters.
 
-    An inactive server refuses new requests, but completes the requests in progress. A refused
-    robot computes alone.
+    A robot that the server refuses computes alone.
     """
 
     packages = ('lopinfer_node',)
-    _ends_at = math.inf
 
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_server', ServerSettings, **options)
@@ -38,36 +35,36 @@ class ServerNode(ManagedNode):
         models = settings.chosen_models()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        device = torch_device(settings.device)
-        self.server = Server(self, ServerOptions(
-            settings.make_directory(), str(device), limits=settings, link=settings.shaped_link,
-            recording=settings.open_recording(), access=settings.security))
-        self.held.callback(self.server.close)
-        self.server.pause(True)
+        server = Server(self, ServerOptions(
+            settings.make_directory(), settings.chosen_devices(), limits=settings,
+            link=settings.shaped_link, recording=settings.open_recording(),
+            access=settings.security))
+        self.keep(server)
         for name, weights in models:
             self.get_logger().info(f'preparing {name}')
-            self.server.add(traced_of_images(name, zoo.IMAGE[2:], weights=weights))
+            server.add(traced_of_images(name, zoo.IMAGE[2:], weights=weights))
+
+        if settings.follow:
+            self._follow(server, settings)
+
+    def _follow(self, server: Server, settings: ServerSettings) -> None:
+        """Keep the weights of each version that a fleet offers."""
+        said: dict[str, Any] = {'version': None, 'reason': ''}
+
+        def take(fetched: Fetched) -> None:
+            version = fetched.announcement.version
+            try:
+                server.store.keep_weights(fetched.content)
+                said.update(version=version.number, accuracy=version.accuracy, reason='')
+            except (ModelError, OSError) as error:
+                said['reason'] = f'version {version.number} cannot be kept: {error}'
+                self.get_logger().error(said['reason'])
+        robot = self.get_namespace().strip('/') or 'lopinfer'
+        reader = Reader(ReaderOptions(settings.follow, robot, settings.security),
+                        lambda what: '', take, lambda: finite(said))
+        self.held.callback(reader.close)
 
     def activate(self) -> None:
         """Accept requests of robots."""
-        self.server.pause(False)
-        self.get_logger().info('serving')
-
-    def deactivate(self) -> None:
-        """Refuse new requests."""
-        self.server.pause(True)
-
-    def shutdown(self) -> None:
-        """Refuse new requests, and let the process end when no request is in progress any more.
-
-        Robots are told, so that they use another server. All this takes at most `DRAIN` seconds.
-        """
-        if self.configured:
-            self.server.leave()
-        self._ends_at = time.monotonic() + DRAIN * self.configured
-        super().shutdown()
-
-    @property
-    def drained(self) -> bool:
-        """Return whether the process may end; see `shutdown`."""
-        return self.done and (time.monotonic() >= self._ends_at or not self.server.busy)
+        super().activate()
+        self.get_logger().info(f'serving in {self.get_namespace()}')

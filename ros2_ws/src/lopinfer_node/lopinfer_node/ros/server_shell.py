@@ -1,8 +1,8 @@
 """The server's shell: connects `ServerMachine` to a ROS 2 node, and computes the server's part.
 
-Four threads share one lock: the executor (messages, services, time), a thread that computes for all
-clients, a thread that runs trials of models and loads them, and a thread that checks and compiles
-plans.
+These threads share one lock: the executor (messages, services, time), a thread for each lane, which
+computes on its device for all clients, a thread that runs trials of models and loads them, and a
+thread that checks and compiles plans.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
+from fleet_compute.graphs import Graphs, graphs_on
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.errors import SealError
@@ -35,7 +39,6 @@ from ..errors import LopinferError, ModelError, ProfileError
 from ..model.traced import Traced
 from ..planning import plan as plans
 from ..planning.plan import Plan
-from ..runtime.execution import Execution
 from ..runtime.measure import machine
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
@@ -55,7 +58,7 @@ from ..runtime.server import (
 from ..runtime.services import READY, PlansRequest, decode_plans, number
 from ..runtime.store import Store, UploadRequest
 from ..runtime.trial import Trial, Trier
-from ..runtime.wire import Buffer, Piece
+from ..runtime.wire import Piece
 from .convert import SERVER, open_of, plans_of, reply_to_ros, value_of
 
 
@@ -63,7 +66,8 @@ from .convert import SERVER, open_of, plans_of, reply_to_ros, value_of
 class ServerOptions:
     """Options of a server.
 
-    ``directory``: folder of the models. ``device``: device that computes. ``link()`` returns an
+    ``directory``: folder of the models. ``device``: device that computes; several of one kind,
+    separated by commas, compute at the same time, each for some robots. ``link()`` returns an
     emulated link to a client. ``access``: the key, which must be the team's own.
     """
 
@@ -73,6 +77,35 @@ class ServerOptions:
     link: Callable[[], ShapedLink] = ShapedLink
     recording: Recording | None = None
     access: AccessConfig = field(default_factory=AccessConfig)
+
+
+# By the type of a device: for how many results it may compute ahead of those that wait for copies.
+AHEAD = {'cuda': 1}
+
+
+class _Lane:
+    """A device, and what has been queued there."""
+
+    def __init__(self, number: int, device: str) -> None:
+        self.number, self.name, self.device = number, device, torch.device(device)
+        self.graphs = graphs_on(self.device)
+        self.ended = 0.0        # when the latest result was there
+        self._ahead = AHEAD.get(self.device.type, 0)
+        self._leaving = ThreadPoolExecutor(1, f'leaving{number}')
+        self._pending: deque[Future[None]] = deque()
+
+    def finish(self, call: Callable[[], None]) -> None:
+        """Call a function that waits for the results of queued work, in the order of the work."""
+        if not self._ahead:
+            call()
+            return
+        self._pending.append(self._leaving.submit(call))
+        while len(self._pending) > self._ahead:
+            self._pending.popleft().result()
+
+    def close(self) -> None:
+        """Wait for what has been queued."""
+        self._leaving.shutdown()
 
 
 class Server:
@@ -85,18 +118,23 @@ class Server:
         self.node = node
         self.options = options
         self.store = Store(options.directory, options.limits.memory << 20)
-        self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits)
+        self._lanes = [_Lane(*lane) for lane in enumerate(options.device.split(','))]
+        self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits,
+                                     [lane.name for lane in self._lanes])
         key = team_key(options.access)
         self._answerer = key and Answerer(key.own().secret_of, self.machine.incarnation)
         self._changed = threading.Condition()   # lock of `machine` and `_channels`
-        self._models: dict[str, Traced] = {}
+        self._models: dict[tuple[str, str], Traced] = {}    # by digest and device
         self._channels: dict[str, Channel] = {}
         # maps a client to its plan table that is not prepared yet
-        self._tables: dict[str, PlansRequest] = {}
+        self._tables: dict[str, PreparePlans] = {}
         # the prepared plans that a client uses; only the thread that prepares plans reads it
-        self._prepared: WeakValueDictionary[tuple[str, Plan], Prepared] = WeakValueDictionary()
+        self._prepared = WeakValueDictionary[tuple[str, Plan, int], Prepared]()
         self._closing = False
-        self._trier = Trier(options.device, options.limits.memory << 20, options.limits.longest)
+        self._loading = threading.Lock()
+        self._trier = Trier(self._lanes[0].name, options.limits.memory << 20,
+                            options.limits.longest)
+        self.error = ''     # why the server computes nothing any more
         self._models_jobs = ThreadPoolExecutor(1, 'models')
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
         place = node.get_namespace().rstrip('/') or '/lopinfer'
@@ -106,15 +144,21 @@ class Server:
             serve(node, kind, f'{place}/{name}', partial(self._on_call, answer), self._answerer,
                   self._note_refusal)
         self._alarm = Alarm(self._on_time, node)
-        self._computing = threading.Thread(target=self._compute, name='computing', daemon=True)
-        self._computing.start()
+        self._computing = [
+            threading.Thread(target=self._compute, args=[lane], name='computing', daemon=True)
+            for lane in self._lanes]
+        for thread in self._computing:
+            thread.start()
 
     def close(self) -> None:
         """Stop the threads; call this before the node is destroyed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._computing.join()
+        for thread in self._computing:
+            thread.join()
+        for lane in self._lanes:
+            lane.close()
         self._alarm.close()
         self._trier.close()
         for jobs in (self._models_jobs, self._plans_jobs):   # do not wait: a job can take minutes
@@ -248,9 +292,9 @@ class Server:
                 client = action.request.client   # a client has at most one waiting job
                 if client not in self._tables:
                     self._plans_jobs.submit(self._prepare_plans, client)
-                self._tables[client] = action.request
+                self._tables[client] = action
             elif isinstance(action, Unload):
-                self._models.pop(action.digest, None)
+                self._models.pop((action.digest, action.device), None)
         for channel in self._channels.values():
             channel.release(now)
         self._alarm.set(min([self.machine.deadline,
@@ -267,7 +311,8 @@ class Server:
                                                      trial.plan)
                 self._act(actions)
             if not reason:
-                self._models[digest] = self.store.load(digest, self.options.device)
+                for device in self.machine.place(digest):
+                    self._load(digest, device)
                 costs = trial.profile.fixed, trial.profile.per_share
         except Exception as error:  # an error in one model concerns only the clients of this model
             reason = f'the model cannot be served: {error}'
@@ -279,6 +324,17 @@ class Server:
             self.node.get_logger().error(reason)
         with self._changed:
             self.machine.on_model(digest, *costs, reason)
+
+    def _load(self, digest: str, device: str) -> Traced:
+        """Return the model on a device; load it if it is not there."""
+        with self._loading:
+            if (digest, device) not in self._models:
+                traced = self.store.load(digest, device)
+                with self._changed:
+                    if device not in self.machine.place(digest):
+                        return traced       # meanwhile the model was unloaded
+                    self._models[digest, device] = traced
+            return self._models[digest, device]
 
     def _try(self, digest: str) -> Trial:
         """Return the trial of a model on this machine; run it if no valid trial is stored."""
@@ -300,13 +356,15 @@ class Server:
 
     def _prepare_plans(self, client: str) -> None:
         with self._changed:
-            request = self._tables.pop(client, None)
-        if request is None:
+            action = self._tables.pop(client, None)
+        if action is None:
             return   # the client has gone
+        request, lane = action.request, self._lanes[action.lane]
         table, reason = [], ''
         try:
-            table = prepare_plans(self._models[request.digest], request,
-                                  self.options.recording, self._prepared)
+            table = prepare_plans(self._load(request.digest, lane.name), request,
+                                  self.options.recording, self._prepared, lane.number,
+                                  lane.graphs)
         except LopinferError as error:
             reason = str(error)
         except Exception as error:  # invalid numbers in a plan table concern only this client
@@ -316,46 +374,67 @@ class Server:
 
     # -- computing -------------------------------------------------------------------------------
 
-    def _compute(self) -> None:
-        while (work := self._next_work()) is not None:
+    def _compute(self, lane: _Lane) -> None:
+        try:
+            self._compute_all(lane)
+        except Exception as error:   # not of a client's model, see `_guarded`
+            self.node.get_logger().error(traceback.format_exc())
+            self.error = f'the thread that computes has failed: {type(error).__name__}: {error}'
+
+    def _compute_all(self, lane: _Lane) -> None:
+        if lane.device.type == 'cuda':
+            torch.cuda.set_device(lane.device)
+        while (work := self._next_work(lane)) is not None:
             began = time.monotonic()
             runs = [request.execution.run for request in work.members]
-            batched = len(runs) > 1 and work.prepared.program.compute_together(runs, work.steps)
-            results = [self._results(work.steps, batched, request.client, request.execution)
-                       for request in work.members]
-            self._step(partial(self.machine.on_computed, work, results, time.monotonic() - began,
-                               batched=batched or len(runs) == 1))
+            computed = work.prepared.program.compute_together(runs, work.steps)
+            queued = [self._guarded(request.client, request.execution.queue, work.steps, computed)
+                      for request in work.members]
+            lane.finish(partial(self._finish, lane, work, began, queued,
+                                computed or len(runs) == 1))
 
-    def _results(self, steps: range, computed: bool, client: str, execution: Execution
-                 ) -> list[tuple[int, Buffer]] | None:
-        """Return what `Execution.compute` returns; None after an error, which is logged.
+    def _finish(self, lane: _Lane, work: Work, began: float,
+                queued: Sequence[tuple[bool, None]], batched: bool) -> None:
+        """Wait for the results of queued work, and send them."""
+        results = [self._guarded(request.client, request.execution.pieces, work.steps)[1]
+                   if fine else None
+                   for request, (fine, _) in zip(work.members, queued, strict=True)]
+        now = time.monotonic()
+        seconds, lane.ended = now - max(began, lane.ended), now
+        self._step(partial(self.machine.on_computed, work, results, seconds, batched=batched))
 
-        ``computed``: whether the steps have been computed already. An error in one client's model
-        must not end the server.
+    def _guarded(self, client: str, call: Callable[..., Any], *arguments: Any
+                 ) -> tuple[bool, Any]:
+        """Return (True, result of a call), or (False, None) after an error, which is logged.
+
+        An error in one client's model must not end the server.
         """
         try:
-            return execution.computed(steps) if computed else execution.compute(steps)
+            return True, call(*arguments)
         except Exception as error:
             self.node.get_logger().error(f'{client}: {type(error).__name__}: {error}')
-            return None
+            return False, None
 
-    def _next_work(self) -> Work | None:
+    def _next_work(self, lane: _Lane) -> Work | None:
         with self._changed:
             while not self._closing:
-                work = self.machine.work(time.monotonic())
+                work = self.machine.work(time.monotonic(), lane.number)
                 if work is not None:
+                    if lane.graphs is not None:     # they have what nobody else needs
+                        lane.graphs.room = self.machine.free(lane.name)
                     return work
                 self._changed.wait()
         return None
 
 
 def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None,
-                  prepared: MutableMapping[tuple[str, Plan], Prepared] | None = None
-                  ) -> list[Prepared]:
+                  prepared: MutableMapping[tuple[str, Plan, int], Prepared] | None = None,
+                  lane: int = 0, graphs: Graphs | None = None) -> list[Prepared]:
     """Check the plans of a request and return their programs, one for each bin.
 
     The *bin* of a plan is its position in the client's list of plans (`encode_plans`).
-    ``prepared``: prepared plans by the digest of their model; plans that it lacks are added.
+    ``prepared``: prepared plans by the digest of their model, and their lane; plans that it lacks
+    are added. ``lane``: what computes them. ``graphs``: what captures them.
 
     Raise PlanError for an invalid plan, RemoteError for an invalid table.
     """
@@ -363,10 +442,10 @@ def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | 
     table = []
     for own in decode_plans(request.bins, request.own, len(traced.graph)):
         plan = Plan(traced.graph, own)
-        found = prepared.get((request.digest, plan))
+        found = prepared.get((request.digest, plan, lane))
         if found is None:
-            program = Program(traced, plan, plans.SERVER)
-            found = prepared[request.digest, plan] = Prepared(
-                plan, recorded(program, plans.SERVER, recording))
+            program = Program(traced, plan, plans.SERVER, graphs)
+            found = prepared[request.digest, plan, lane] = Prepared(
+                plan, recorded(program, plans.SERVER, recording), lane)
         table.append(found)
     return table

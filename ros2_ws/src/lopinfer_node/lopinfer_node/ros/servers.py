@@ -23,6 +23,7 @@ from .client_shell import Client, ClientOptions, Tensors
 
 # Another server replaces the present one if it is expected to be faster by this share.
 BETTER = 0.2
+LAST_WORDS = 0.5   # maximum seconds for which an ending robot waits until its servers know it
 
 
 class Servers:
@@ -47,6 +48,16 @@ class Servers:
         self._changed = changed
         for client in self._clients[1:]:
             client.machine.standby = True
+
+    def leave(self) -> None:
+        """Tell the servers that this robot ends, while the node is spun; see `has_left`."""
+        for client in self._clients:
+            client.leave()
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether every server knows that this robot ends."""
+        return all(client.has_left for client in self._clients)
 
     def close(self) -> None:
         """Stop the threads; call this before the node is destroyed."""

@@ -3,6 +3,7 @@
     OPENING -> [UPLOADING ->] PLANNING -> CHECKING -> OPEN
                                             ^-----------'   fallback, or no answer
     any -> OPENING: the server does not know this client, or is silent for long
+    any -> [ENDING ->] ENDED: this client ends, and tells the server so, until the server answers
 
 The client shares a request only in OPEN. In every other state the robot computes the request alone,
 so no request waits for a server that is known to be gone. CHECKING sends probes until the server
@@ -44,13 +45,14 @@ from .wire import (
     plan_number,
 )
 
-OPENING, UPLOADING, PLANNING, CHECKING, OPEN = (
-    'opening', 'uploading', 'planning', 'checking', 'open')
+OPENING, UPLOADING, PLANNING, CHECKING, OPEN, ENDING, ENDED = (
+    'opening', 'uploading', 'planning', 'checking', 'open', 'ending', 'ended')
 
 CALL_LIMIT = 2.0       # seconds without an answer after which a call is repeated
 # seconds until a call is repeated if the service is missing or the server is still preparing the
 # model or the plans
 SOON = 0.2
+SAY_AGAIN = 0.1        # seconds after which the client says again that it ends
 CHECK_PERIOD = 0.25    # seconds between probes in CHECKING
 STANDBY = 10           # a server without inferences is probed so many times less often
 SILENCE = 3.0          # seconds without an answer in CHECKING until the client calls `Open` again
@@ -258,6 +260,17 @@ class ClientMachine:
         self._again = now + (SOON if status == PREPARING else CALL_LIMIT)
         return []
 
+    def leave(self, now: float) -> list[Action]:
+        """Tell the server that this client ends; the state is ENDED when the server knows it.
+
+        Then another client may use the name at once.
+        """
+        known = self.state in (PLANNING, CHECKING, OPEN, ENDING)
+        self.outbox.clear()
+        self._enter(ENDING if known else ENDED, 'the client was closed')
+        self._again = now
+        return self.on_time(now)
+
     def _enter(self, state: str, reason: str) -> None:
         self.state, self.reason, self.changed = state, reason, True
 
@@ -432,6 +445,9 @@ class ClientMachine:
         if ack.incarnation != self.incarnation:
             self.dropped['foreign'] += 1
             return []
+        if ack.status == NOT_OPEN and self.state == ENDING:
+            self._enter(ENDED, self.reason)
+            return []
         try:
             self.outbox.on_ack(ack, now)
         except RemoteError:
@@ -467,6 +483,9 @@ class ClientMachine:
         if self.state in (OPENING, PLANNING) and now >= self._again:
             self._again = now + CALL_LIMIT
             actions.append(CallOpen() if self.state == OPENING else CallSetPlans())
+        elif self.state == ENDING and now >= self._again:
+            self._again = now + SAY_AGAIN
+            actions.append(Ack(0, 0, now, self.incarnation, LEAVING))
         elif self.state in (CHECKING, OPEN):
             self._probe(now)
         return actions + self._send(now)
@@ -503,7 +522,7 @@ class ClientMachine:
     @property
     def deadline(self) -> float:
         """Return the time at which `on_time` must run if no event comes before."""
-        at = min(self._again, self.outbox.deadline)
+        at = min(math.inf if self.state == ENDED else self._again, self.outbox.deadline)
         if self.state == CHECKING:
             at = min(at, self._heard + SILENCE)
         return at

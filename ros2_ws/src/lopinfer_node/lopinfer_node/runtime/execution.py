@@ -58,7 +58,10 @@ class AnyProgram(Protocol):
         """Begin an inference; ``inputs`` is None on the server."""
 
     def compute_together(self, runs: Sequence[Any], steps: range) -> bool:
-        """Compute ``steps`` of several runs at once; return False, unchanged, if that fails."""
+        """Compute ``steps`` of several runs at once, or of one by a captured graph.
+
+        Return False, with nothing changed, if that is not possible.
+        """
 
 
 class Execution:
@@ -102,22 +105,26 @@ class Execution:
                 break
         return range(self._position, end)
 
-    def compute(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Compute the steps that `runnable` returned.
+    def compute(self, steps: range, computed: bool = False) -> list[tuple[int, Buffer]]:
+        """Do what `queue` does; return what `pieces` returns."""
+        self.queue(steps, computed)
+        return self.pieces(steps)
 
-        Return the number and the bytes of each transfer to send.
+    def queue(self, steps: range, computed: bool = False) -> None:
+        """Compute the steps that `runnable` returned; on a GPU, only queue their kernels.
 
-        Computing takes long, and on a GPU this method also waits until the bytes are in the host's
-        memory. So only one thread calls `runnable` and `compute`, and this thread does not hold the
-        lock of the state machine while it computes.
+        ``computed``: whether this has been done already. Computing takes long. So only one thread
+        calls `runnable` and `queue`, and it does not hold the lock of the state machine meanwhile.
         """
-        for position in steps:
+        for position in steps if not computed else ():
             self.run.compute(position)
-        return self.computed(steps)
-
-    def computed(self, steps: range) -> list[tuple[int, Buffer]]:
-        """Note that ``steps`` have been computed; return what `compute` returns."""
         self._position = steps.stop
+
+    def pieces(self, steps: range) -> list[tuple[int, Buffer]]:
+        """Return the number and the bytes of each transfer that ``steps`` send.
+
+        On a GPU, wait for the bytes. Another thread may queue later steps meanwhile.
+        """
         return [(t, self.run.piece(t)) for s in steps for t in self._steps[s].sends]
 
     @property

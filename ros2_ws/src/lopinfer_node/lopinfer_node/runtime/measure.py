@@ -97,7 +97,8 @@ class _Pass:
         with torch.inference_mode():
             for index in graph.inputs:
                 made = self.traced.tape.records[index]
-                values[index] = _random(made.shape, made.dtype, self.device)
+                values[index] = _random(made.shape, made.dtype, self.device).contiguous(
+                    memory_format=made.format)
             for index, part, rest, cuts in self.parts:
                 inputs = graph.nodes[index].inputs
                 tensors = [values[i] for i in inputs]

@@ -6,19 +6,22 @@ Each plan has one `Program`, and each inference has one `Run`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fleet_compute.batch import together
-from fleet_ros.device import uploaded
+from fleet_compute.graphs import Function, Graphs, Parts
+from fleet_ros.device import downloading, uploaded
 
 from ..errors import ModelError, RemoteError
 from ..model.calls import Arithmetic
 from ..model.footprint import Interval
 from ..model.graph import Kind
-from ..model.traced import Traced, flat
+from ..model.layout import flat, shaped
+from ..model.traced import Traced
 from ..planning.plan import DEVICE, SERVER, Plan, check
 
 Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
@@ -65,14 +68,17 @@ def arithmetic(traced: Traced, index: int, lo: int, hi: int, needs: Sequence[Int
 class Program:
     """The part of `plan` that `side` computes in each inference.
 
-    The constructor first checks the plan (`plan.check`), so every program is valid.
+    `graphs`: captures what is computed often; None: nothing is captured. The constructor first
+    checks the plan (`plan.check`), so every program is valid.
     """
 
-    def __init__(self, traced: Traced, plan: Plan, side: int) -> None:
+    def __init__(self, traced: Traced, plan: Plan, side: int, graphs: Graphs | None = None
+                 ) -> None:
         check(plan)
         if plan.graph.digest != traced.graph.digest:
             raise ModelError(f'the plan does not belong to {traced.name}')
         self.traced, self.plan, self.side = traced, plan, side
+        self._graphs, self._parts = graphs, Parts()
         self.steps: list[Step] = []
         self._compiled: list[_Compiled] = []
         arriving: dict[int, list[int]] = {}
@@ -130,28 +136,43 @@ class Program:
         dtypes = {records[value.index].dtype for value in call.values}
         return len(dtypes | {weight.tensor.dtype for weight in call.weights}) > 1
 
+    def _rounding(self) -> AbstractContextManager[None]:
+        """Return a context that computes with the model's precision, which a robot uses anyway."""
+        return self.traced.tape.precision.held() if self.side == SERVER else nullcontext()
+
     def compute_together(self, runs: Sequence[Run], steps: range) -> bool:
         """Compute `steps` of several runs of this program at once, as `Run.compute` does of one.
 
-        Return False if PyTorch cannot compute them together, or if they fail for one of the runs.
-        Then the runs are unchanged, and each can be computed alone.
+        If there are graphs, they also compute a single run. Return False if PyTorch cannot compute
+        the runs together, or if they fail for one of the runs. Then the runs are unchanged, and
+        each can be computed alone.
         """
-        if any(self._depends_on_rank(self.steps[at].node) for at in steps):
+        graphs, device = self._graphs, runs[0]._device
+        if len(runs) == 1 and graphs is None or len(runs) > 1 and any(
+                self._depends_on_rank(self.steps[at].node) for at in steps):
             return False
-        sources = {node for at in steps for node, _, _ in self._compiled[at].sources}
+        compiled = [self._compiled[at] for at in steps]
+        sources = {node for c in compiled for node, _, _ in c.sources}
+        freed = {node for c in compiled for node in c.last}
+        # what stays of the steps: their nodes and intervals
+        made = [(self.steps[at].node, c.own) for at, c in zip(steps, compiled, strict=True)
+                if c.run is not None and self.steps[at].node not in freed]
         given: list[tuple[int, Interval]] = []      # what all runs hold
-        made: list[tuple[int, Interval]] = []
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            lane = Run(self, None)
+            lane = Run(self, None, device)
             for (node, (lo, hi)), tensor in zip(given, tensors, strict=True):
                 lane._stretches.setdefault(node, []).append((lo, hi, tensor))
             for at in steps:
-                lane.compute(at)
-            new = {(node, (lo, hi)): tensor for node, stretches in lane._stretches.items()
-                   for lo, hi, tensor in stretches if (node, (lo, hi)) not in given}
-            made[:] = new
-            return list(new.values())
+                lane._compute(at)
+            new = lane._held({node for node, _ in made})
+            return [new[key] for key in made]
+
+        def apply(function: Function, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            if graphs is None:
+                return function(*tensors)
+            name = f'{self.traced.name}, steps {steps.start} to {steps.stop - 1}'
+            return graphs.run(self._parts, (steps, len(runs), *given), name, function, tensors)
 
         try:
             for run in runs:
@@ -159,16 +180,21 @@ class Program:
             held = [run._held(sources) for run in runs]
             # Transfers for later steps may have arrived for some runs only.
             given[:] = [key for key in held[0] if all(key in tensors for tensors in held)]
-            with torch.inference_mode():
-                results = together(compute, [[tensors[key] for key in given] for tensors in held])
+            requests = [[tensors[key] for key in given] for tensors in held]
+            with torch.inference_mode(), self._rounding():
+                results: Sequence[Sequence[torch.Tensor]] = [[]] * len(runs) if not made else \
+                    [apply(compute, requests[0])] if len(runs) == 1 else \
+                    together(compute, requests, apply)
         except Exception:   # any error of any operator: the caller computes each run alone
             return False
         for run, tensors in zip(runs, results, strict=True):
             for (node, (lo, hi)), tensor in zip(made, tensors, strict=True):
                 run._stretches.setdefault(node, []).append((lo, hi, tensor))
             for at in steps:
-                for node in self._compiled[at].last:
-                    run._stretches.pop(node, None)
+                with suppress(Exception):   # such as no memory: `piece` tries again and says why
+                    run._leave(at)
+            for node in freed:
+                run._stretches.pop(node, None)
         return True
 
 
@@ -179,29 +205,36 @@ class Run:
     `compute` copies them to the GPU.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None) -> None:
+    def __init__(self, program: Program, inputs: Sequence[torch.Tensor] | None,
+                 device: torch.device | None = None) -> None:
         self.program = program
         self.graph = program.traced.graph
         self._stretches: dict[int, list[Stretch]] = {}
-        # a node and its delivered elements, which are still in the host's memory
-        self._arrived: deque[tuple[int, Stretch]] = deque()
-        self._device = next(iter((*program.traced.parameters.values(), *(inputs or ()),
-                                  torch.empty(0)))).device
-        if program.side == DEVICE:
-            for index, tensor in zip(self.graph.inputs, inputs or (), strict=True):
+        # a node, an interval, its delivered elements, still in the host's memory, and their shape
+        self._arrived: deque[tuple[int, Interval, torch.Tensor, list[int]]] = deque()
+        # the copies of outgoing transfers that have begun
+        self._leaving: dict[int, Callable[[], torch.Tensor]] = {}
+        self._device = device or next(iter((*program.traced.parameters.values(), *(inputs or ()),
+                                            torch.empty(0)))).device
+        if inputs is not None:
+            for index, tensor in zip(self.graph.inputs, inputs, strict=True):
                 extent = self.graph.nodes[index].extent
                 # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
                 own = tensor.detach().resolve_conj().resolve_neg()
-                self._stretches[index] = [(0, extent, own.contiguous())]
+                form = program.traced.tape.records[index].format
+                self._stretches[index] = [(0, extent, own.contiguous(memory_format=form))]
         self._inputs = dict(self._stretches)
 
     def compute(self, at: int) -> None:
         """Run step `at`; all its transfers in `waits` must have been delivered."""
         self._place()
+        with self.program._rounding():
+            self._compute(at)
+        self._leave(at)
+
+    def _compute(self, at: int) -> None:
         compiled = self.program._compiled[at]
         if compiled.run is not None:
-            if self.program.side == SERVER:   # on the robot it is in use already
-                self.program.traced.tape.precision.use()
             with torch.inference_mode():
                 tensors = [self._gather(*source) for source in compiled.sources]
                 result = compiled.run(*tensors)
@@ -210,13 +243,25 @@ class Run:
         for value in compiled.last:
             self._stretches.pop(value, None)
 
+    def _leave(self, at: int) -> None:
+        """Let what step `at` sends leave a GPU at once, before later kernels are queued."""
+        for transfer in self.program.steps[at].sends:
+            self._leaving[transfer] = self._download(transfer)
+
+    def _download(self, transfer: int) -> Callable[[], torch.Tensor]:
+        t = self.program.plan.transfers[transfer]
+        with torch.inference_mode():
+            tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
+            return downloading(flat(tensor, self.program.traced.tape.records[t.node].format))
+
     def _place(self) -> None:
         """Copy the delivered tensors to the device that computes, such as a GPU."""
         while self._arrived:
-            node, (lo, hi, tensor) = self._arrived[0]
-            elements = uploaded(flat(tensor), self._device)   # may raise; then nothing is lost
+            node, (lo, hi), elements, shape = self._arrived[0]
+            elements = uploaded(elements, self._device)   # may raise; then nothing is lost
             self._arrived.popleft()
-            self._stretches.setdefault(node, []).append((lo, hi, elements.view(tensor.shape)))
+            form = self.program.traced.tape.records[node].format
+            self._stretches.setdefault(node, []).append((lo, hi, shaped(elements, shape, form)))
 
     def _held(self, nodes: Collection[int]) -> dict[tuple[int, Interval], torch.Tensor]:
         """Return the tensors that this run has of `nodes`, by node and interval, in order."""
@@ -245,11 +290,11 @@ class Run:
         return torch.cat(cuts, axis)
 
     def piece(self, transfer: int) -> memoryview:
-        """Return the bytes of an outgoing transfer; the step that sends it must have run."""
-        t = self.program.plan.transfers[transfer]
-        with torch.inference_mode():
-            tensor = self._gather(t.node, (t.lo, t.hi), self.graph.nodes[t.node].axis)
-            elements = flat(tensor).cpu()
+        """Return the bytes of an outgoing transfer; the step that sends it must have run.
+
+        On a GPU, this waits for the copy. It may run while another thread computes later steps.
+        """
+        elements = (self._leaving.pop(transfer, None) or self._download(transfer))()
         return elements.view(torch.uint8).numpy().data
 
     def deliver(self, transfer: int, data: Any) -> None:
@@ -264,8 +309,8 @@ class Run:
                               f'bytes, got {len(data)}')
         node = self.graph.nodes[t.node]
         shape = [t.hi - t.lo if i == node.axis else n for i, n in enumerate(made.shape)]
-        tensor = torch.frombuffer(data, dtype=made.dtype).view(shape)
-        self._arrived.append((t.node, (t.lo, t.hi, tensor)))
+        self._arrived.append((t.node, (t.lo, t.hi), torch.frombuffer(data, dtype=made.dtype),
+                              shape))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return the model's results; on the robot's side they are complete after its last step."""

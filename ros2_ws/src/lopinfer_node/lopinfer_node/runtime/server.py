@@ -58,6 +58,7 @@ MAX_NAMES = 1 << 20   # maximum bytes of a model's name, parameter names and has
 REFUSALS = 64    # number of refused models for which the server remembers the reason
 # seconds of a client's silence after which another process may use the client's name
 TAKE_OVER = 2.0
+FAREWELL = 1.0   # seconds for which a client that has ended is still answered
 LOADING = OpenReply(PREPARING, 'the server loads and measures the model')
 
 
@@ -87,16 +88,21 @@ class Prepare:
 
 @dataclass(frozen=True)
 class PreparePlans:
-    """Check and compile a plan table in the background, then call `on_plans`."""
+    """Check and compile a plan table for a lane in the background, then call `on_plans`.
+
+    Load the model on the device of the lane if it is not there.
+    """
 
     request: PlansRequest
+    lane: int = 0
 
 
 @dataclass(frozen=True)
 class Unload:
-    """Unload a model that no client uses; keep its files."""
+    """Unload a model that no client uses from a device; keep its files."""
 
     digest: str
+    device: str = 'cpu'
 
 
 @dataclass(frozen=True)
@@ -112,10 +118,11 @@ Action = Join | Leave | Prepare | PreparePlans | Unload | Send
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A checked plan and its program for the server; all robots with this plan share it."""
+    """A checked plan and its program for a lane; all robots with this plan there share it."""
 
     plan: Plan
     program: AnyProgram
+    lane: int = 0
 
     @cached_property
     def number(self) -> int:
@@ -130,8 +137,8 @@ class Limits(Settings):
     request_bytes: int = 1 << 28   # maximum bytes of the incoming transfers of one request
     lease: float = setting(30.0, 'silence after which a robot is dropped', 's', ge=3.0, le=3600.0)
     uploads: bool = setting(True, 'whether robots may send models')
-    memory: int = setting(4096, 'most memory for models and open requests', 'MiB', ge=64,
-                          le=1 << 24)
+    memory: int = setting(4096, 'most memory for models and open requests, on each device', 'MiB',
+                          ge=64, le=1 << 24)
     longest: float = setting(30.0, 'longest duration of one inference; slower models are refused',
                              's', ge=0.1, le=3600.0)
     piece_bytes: int = MAX_PIECE   # maximum bytes of one piece
@@ -150,8 +157,14 @@ class _Model:
     loaded: int = 0          # bytes that the loaded model occupies
     request: int = 0         # additional bytes for each request
     plan: int = 0            # additional bytes for each plan
+    devices: set[str] = field(default_factory=set)      # where the model is loaded, or will be
     fixed: np.ndarray = field(default_factory=lambda: np.empty(0))
     per_share: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def seconds(self) -> float:
+        """Return the expected duration of one inference."""
+        return float(self.fixed.sum() + self.per_share.sum())
 
 
 @dataclass
@@ -165,6 +178,7 @@ class _Session:
     heard: float
     outbox: Outbox
     arrivals: Arrivals = field(default_factory=Arrivals)
+    lane: int | None = None             # where the latest table is computed
     plans: Sequence[Prepared] = ()
     asked: PlansRequest | None = None   # the latest table that the client has sent
     refusal: str = ''                   # why the latest table was refused; '' if it was not refused
@@ -172,6 +186,11 @@ class _Session:
     reserved: int = 0                   # bytes reserved for a request
     number: int = 0                     # number of the newest request
     request: _Request | None = None     # the newest request, until it is computed
+    ended: bool = False                 # whether the client has said that it ends
+
+    def drop_at(self, lease: float) -> float:
+        """Return the time at which the client is dropped if nothing more is heard of it."""
+        return self.heard + (FAREWELL if self.ended else lease)
 
 
 @dataclass(eq=False)
@@ -226,12 +245,15 @@ class ServerMachine:
     """State machine of the server.
 
     The `on_...` methods handle events and return actions; `work` returns steps to compute.
-    ``stored``: digests of the models whose files are on the disk.
+    ``stored``: digests of the models whose files are on the disk. ``devices``: the device of each
+    lane; a lane computes one thing at a time. Each plan table is computed by the lane that has the
+    least to do.
     """
 
     def __init__(self, incarnation: int, stored: Collection[str] = (),
-                 limits: Limits | None = None) -> None:
+                 limits: Limits | None = None, devices: Sequence[str] = ('cpu',)) -> None:
         self.incarnation = incarnation
+        self.devices = tuple(devices)
         self.limits = limits or Limits()
         self.dropped: Counter[str] = Counter()
         self.requests = 0
@@ -286,11 +308,30 @@ class ServerMachine:
         """Return the digests of the models that are ready, being prepared or refused."""
         return list(self._models)
 
-    @property
-    def used(self) -> int:
-        """Return the bytes that are reserved for models, plans and requests."""
-        return sum(m.loaded for m in self._models.values()) + \
-            sum(s.plans_bytes + s.reserved for s in self._sessions.values())
+    def free(self, device: str) -> int:
+        """Return the bytes of a device that are not reserved for models, plans and requests."""
+        used = sum(m.loaded for m in self._models.values() if device in m.devices) + \
+            sum(s.plans_bytes + s.reserved for s in self._sessions.values()
+                if s.lane is not None and self.devices[s.lane] == device)
+        return (self.limits.memory << 20) - used
+
+    def place(self, digest: str) -> set[str]:
+        """Return the devices on which a model is loaded, or being loaded."""
+        model = self._models.get(digest)
+        return set() if model is None else model.devices
+
+    def _by_work(self, digest: str, but: _Session | None = None) -> list[int]:
+        """Return the lanes, first the one whose robots use the least time for their models.
+
+        Among equals, ``but`` stays where it is (it does not count), and a model where it is.
+        """
+        work = dict.fromkeys(range(len(self.devices)), 0.0)
+        for session in self._sessions.values():
+            if session is not but and session.lane is not None:
+                work[session.lane] += max(self._models[session.digest].seconds, 1e-6)
+        here, there = but and but.lane, self._models[digest].devices
+        return sorted(work, key=lambda lane: (
+            work[lane], lane != here, self.devices[lane] not in there, lane))
 
     def add(self, name: str, digest: str, names: Sequence[str], hashes: Sequence[int],
             kept: bool = False) -> list[Action]:
@@ -304,39 +345,60 @@ class ServerMachine:
 
     def admit(self, digest: str, loaded: int, request: int, plan: int = 0
               ) -> tuple[str, list[Action]]:
-        """Reserve memory for a model.
+        """Reserve memory for a model on a device; `place` says on which.
 
         ``loaded``, ``request`` and ``plan``: bytes of the model, of each request and of each plan.
         Returns (reason, actions). The reason says why the memory is not enough, or is '' if it is
         enough. The actions unload other models, which makes room for this model.
         """
         model = self._models[digest]
-        reason, actions = self._make_room(f'{model.name} and one request of it', loaded + request)
+        lane, reason, actions = self._find_room(
+            self._by_work(digest), f'{model.name} and one request of it', loaded + request)
         if not reason:
             model.loaded, model.request, model.plan = loaded, request, plan
+            model.devices = {self.devices[lane]}
         return reason, actions
 
-    def _make_room(self, what: str, nbytes: int) -> tuple[str, list[Action]]:
-        """Unload unused models, the oldest first, until ``nbytes`` bytes are free.
+    def _find_room(self, lanes: Sequence[int], what: str, nbytes: int,
+                   model: _Model | None = None) -> tuple[int, str, list[Action]]:
+        """Return the first lane whose device has room, a reason and actions as `_make_room` does.
+
+        ``model`` needs room, too, on a device where it is not loaded.
+        """
+        why, actions = '', []
+        for lane in lanes:
+            device = self.devices[lane]
+            more = 0 if model is None or device in model.devices else model.loaded
+            reason, unloaded = self._make_room(device, what, nbytes + more)
+            actions += unloaded
+            if not reason:
+                return lane, '', actions
+            why = why or reason
+        return lanes[0], why, actions
+
+    def _make_room(self, device: str, what: str, nbytes: int) -> tuple[str, list[Action]]:
+        """Unload unused models, the oldest first, until ``nbytes`` bytes of a device are free.
 
         Returns (reason, actions). The reason says why there is not enough room, or is '' if there
         is enough; it contains ``what``, the use of the bytes. The actions unload models.
         """
         actions: list[Action] = []
-        in_use = {s.digest for s in self._sessions.values()}
+        in_use = {s.digest for s in self._sessions.values()
+                  if s.lane is None or self.devices[s.lane] == device}
         for digest, model in list(self._models.items()):
-            if self._fits(nbytes):
+            if self.free(device) >= nbytes:
                 break
-            if model.status == READY and not model.kept and digest not in in_use:
-                del self._models[digest]
-                actions.append(Unload(digest))
-        reason = '' if self._fits(nbytes) else (
-            f'{what} take {nbytes >> 20} MiB; of the {self.limits.memory} MiB that the server '
-            f'has for models and requests (its parameter memory), {self.used >> 20} are in use')
+            if model.status == READY and device in model.devices and digest not in in_use \
+                    and not (model.kept and len(model.devices) == 1):
+                model.devices.remove(device)
+                if not model.devices:
+                    del self._models[digest]
+                actions.append(Unload(digest, device))
+        free, memory = self.free(device), self.limits.memory << 20
+        reason = '' if free >= nbytes else (
+            f'{what} take {nbytes >> 20} MiB; of the {memory >> 20} MiB that the server has for '
+            f'models and requests (its parameter memory), {memory - free >> 20} are in use')
         return reason, actions
-
-    def _fits(self, nbytes: int) -> bool:
-        return self.used + nbytes <= self.limits.memory << 20
 
     def _refusal(self, request: OpenRequest, now: float) -> str:
         session = self._sessions.get(request.client)
@@ -347,7 +409,7 @@ class ServerMachine:
         if session is None and len(self._sessions) >= self.limits.clients:
             return f'the server has reached its limit of {self.limits.clients} clients'
         if session is not None and session.incarnation != request.incarnation \
-                and now < session.heard + TAKE_OVER:
+                and not session.ended and now < session.heard + TAKE_OVER:
             return (f"the name '{request.client}' is in use by another client; give each robot "
                     'its own namespace')
         return ''
@@ -391,7 +453,7 @@ class ServerMachine:
         model.status, model.reason = (REFUSED if reason else READY), reason
         model.fixed, model.per_share = fixed, per_share
         if reason:
-            model.loaded = 0
+            model.loaded, model.devices = 0, set()
             model.names, model.hashes = (), ()
             self._stored.discard(digest)
 
@@ -415,19 +477,25 @@ class ServerMachine:
 
     def _prepare_plans(self, session: _Session, request: PlansRequest
                        ) -> tuple[int, str, list[Action]]:
-        """Start to check and compile a table, if there is memory for its plans."""
+        """Start to check and compile a table for the lane that has the least to do.
+
+        Its device must have memory for the plans and for a request.
+        """
         model = self._models[request.digest]
         numbers = 4 * max(1, len(model.fixed))   # number of integers that encode one plan
         nbytes = request.own.nbytes + model.plan * -(-len(request.own) // numbers)
         session.asked, session.plans, session.refusal = request, (), ''
         session.plans_bytes = session.reserved = 0
-        reason, actions = self._make_room('the plans', nbytes)
+        lane, reason, actions = self._find_room(
+            self._by_work(session.digest, session), 'the plans and a request',
+            nbytes + model.request, model)
         if reason:
             session.asked = None
             return REFUSED, reason, actions
-        session.plans_bytes = nbytes
+        session.lane, session.plans_bytes = lane, nbytes
+        model.devices.add(self.devices[lane])
         return (PREPARING, 'the plans are being checked and compiled',
-                [*actions, PreparePlans(request)])
+                [*actions, PreparePlans(request, lane)])
 
     def on_plans(self, request: PlansRequest, table: Sequence[Prepared], reason: str = ''
                  ) -> list[Action]:
@@ -437,7 +505,7 @@ class ServerMachine:
         refused, or '' if they are valid.
         """
         session = self._sessions.get(request.client)
-        if session is None or session.asked is not request:
+        if session is None or session.asked is not request or session.lane is None:
             return []  # meanwhile the client has gone or sent another table
         crossing = 0
         for prepared in table:
@@ -449,7 +517,7 @@ class ServerMachine:
                           f'most {self.limits.request_bytes}')
         session.reserved = 0
         needed = self._models[request.digest].request + crossing
-        lack, actions = self._make_room('a request', needed)
+        lack, actions = self._make_room(self.devices[session.lane], 'a request', needed)
         session.refusal = reason = reason or lack
         session.plans = () if reason else tuple(table)
         session.reserved = 0 if reason else needed
@@ -510,7 +578,8 @@ class ServerMachine:
         self.changed = True
         wait = sum(max(0.0, self._schedule.expected(other.prepared) - other.spent)
                    for s in self._sessions.values()
-                   if (other := s.request) is not None and other is not request)
+                   if (other := s.request) is not None and other is not request
+                   and other.prepared.lane == request.prepared.lane)
         # the robot waits longer, too (`ClientMachine.on_ack`)
         request.deadline = max(request.deadline, request.arrived + request.within + LATER * wait)
         return status, wait
@@ -534,6 +603,12 @@ class ServerMachine:
         if session is None or ack.incarnation != session.incarnation:
             self.dropped['foreign'] += 1
             return []
+        if ack.status == LEAVING:
+            session.heard = now
+            self._told.add(client)
+            session.ended, session.request = True, None
+            session.outbox.clear()
+            return [Send(client, Ack(ack.packet, 0, now, ack.incarnation, NOT_OPEN))]
         try:
             session.outbox.on_ack(ack, now)
         except RemoteError:
@@ -542,10 +617,11 @@ class ServerMachine:
         session.heard = now
         return self._send(session, now)
 
-    def work(self, now: float) -> Work | None:
-        """Return the next steps to compute, or None if there are none; see `Schedule.choose`."""
+    def work(self, now: float, lane: int = 0) -> Work | None:
+        """Return what a lane computes next, or None if there is nothing; see `Schedule.choose`."""
         ready = [session.request.ready(steps) for session in self._sessions.values()
-                 if session.request and (steps := session.request.execution.runnable())]
+                 if session.request and session.request.prepared.lane == lane
+                 and (steps := session.request.execution.runnable())]
         chosen = self._schedule.choose(ready, now)
         if not chosen:
             return None
@@ -554,7 +630,7 @@ class ServerMachine:
 
     def on_computed(self, work: Work, results: Sequence[Sequence[tuple[int, Buffer]] | None],
                     seconds: float, now: float, batched: bool = True) -> list[Action]:
-        """Send the results of ``work``.
+        """Send the results of ``work``; those of one lane come in the order of its work.
 
         ``results``: for each member, the pieces of its transfers, or None after an error in its
         steps. Such a request is dropped: its robot gets no result and finishes alone.
@@ -578,7 +654,8 @@ class ServerMachine:
             session.outbox.busy += seconds
             for transfer, data in pieces:
                 session.outbox.offer(request.execution.route, transfer, data)
-            if request.execution.done:
+            # later steps of the request may be under way
+            if work.steps.stop == len(request.prepared.program.steps):
                 session.request = None
                 self._schedule.note_whole(request.prepared, request.spent)
             actions += self._send(session, now)
@@ -590,7 +667,7 @@ class ServerMachine:
         """Drop silent clients, and return all due actions; call this at `deadline`."""
         actions: list[Action] = []
         for session in list(self._sessions.values()):
-            if now >= session.heard + self.limits.lease:
+            if now >= session.drop_at(self.limits.lease):
                 del self._sessions[session.client]
                 actions.append(Leave(session.client))
             else:
@@ -603,5 +680,5 @@ class ServerMachine:
     @property
     def deadline(self) -> float:
         """Return the time at which `on_time` must run if no event comes before this time."""
-        return min((min(s.outbox.deadline, s.heard + self.limits.lease)
+        return min((min(s.outbox.deadline, s.drop_at(self.limits.lease))
                     for s in self._sessions.values()), default=math.inf)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,11 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import safetensors.torch
 from fleet_env.durable import flush
+from safetensors import SafetensorError
 
 from ..errors import ModelError, RemoteError
 from ..model.files import (
     CONTENTS,
+    FOLLOWED,
     GRAPH,
     MODEL,
     WEIGHTS,
@@ -36,12 +40,14 @@ from ..model.files import (
     save_texts,
     save_weights,
 )
+from ..model.traced import content_of
 
 if TYPE_CHECKING:
     from ..model.traced import Traced
 
 FILES = (GRAPH, WEIGHTS)
 PART_BYTES = 256 << 10
+HEADER = 8     # bytes at the beginning of a safetensors file
 MOST_CONTENTS = 4 << 20   # maximum bytes of a file `CONTENTS`, enough for some 40,000 weights
 
 
@@ -112,6 +118,32 @@ class Store:
                 flush(folder / file)
             self._complete(folder)
 
+    def keep_weights(self, content: bytes) -> int:
+        """Keep the weights of a safetensors file, so that robots need not send them.
+
+        The newest two of such files stay, and those from which models read. Returns the number of
+        tensors. Raises ModelError if it is no such file, and OSError.
+        """
+        try:
+            tensors = safetensors.torch.load(content)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise ModelError(f'not a safetensors file: {error}') from None
+        kept = {int(found[1]): p for p in self.directory.iterdir()
+                if (found := FOLLOWED.fullmatch(p.name))}
+        folder = self.directory / f'followed-{max(kept, default=0) + 1}'
+        part = folder.with_suffix('.part')
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        (part / WEIGHTS).write_bytes(content)
+        (part / CONTENTS).write_text(json.dumps({n: content_of(t) for n, t in tensors.items()}))
+        part.rename(folder)
+        needed = self._needed(p for p in self.directory.iterdir()
+                              if MODEL.fullmatch(p.name.removesuffix('.part')))
+        for number in sorted(kept)[:-1]:
+            if kept[number] not in needed:
+                shutil.rmtree(kept[number], ignore_errors=True)
+        return len(tensors)
+
     def remove(self, digest: str) -> None:
         """Delete the files of a complete model."""
         shutil.rmtree(self.path(digest), ignore_errors=True)
@@ -181,9 +213,7 @@ class Store:
         surplus = len(folders) - self.models + 1
         if surplus <= 0:
             return True
-        index = Index(self.directory)
-        needed = {place[0] for folder in folders for content in _lacks(folder)
-                  if (place := index.place(content, folder)) is not None}
+        needed = self._needed(folders)
         idle = sorted((p for p in folders if p.name not in served and p not in needed),
                       key=lambda p: p.lstat().st_mtime)
         for path in idle[:surplus]:
@@ -191,6 +221,12 @@ class Store:
             for file in [f for f in self._hashes if f.parent == path]:
                 del self._hashes[file]
         return len(idle) >= surplus
+
+    def _needed(self, folders: Iterable[Path]) -> set[Path]:
+        """Return the folders from which these models read weights."""
+        index = Index(self.directory)
+        return {place[0] for folder in folders for content in _lacks(folder)
+                if (place := index.place(content, folder)) is not None}
 
     def _append(self, path: Path, request: UploadRequest) -> int:
         """Append the part if its offset is the end of the file; return the size of the file."""
@@ -221,7 +257,8 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
 
     Raises RemoteError if the server refuses.
     """
-    reply = call(UploadRequest(digest, WEIGHTS, '', nbytes, 0, b''))
+    # A file of no bytes would be complete already; the file has at least the size of its header.
+    reply = call(UploadRequest(digest, WEIGHTS, '', nbytes + HEADER, 0, b''))
     if not reply.accepted:
         raise RemoteError(f'the server refuses the model: {reply.reason}')
 

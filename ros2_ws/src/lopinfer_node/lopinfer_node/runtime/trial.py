@@ -70,7 +70,7 @@ class Trial:
     def load(cls, path: Path) -> Trial:
         """Read the file that `save` has written; raise ProfileError if it is invalid."""
         try:
-            return cls._of(json.loads(path.read_text()))
+            return cls._of(json.loads(path.read_text(encoding='utf-8')))
         except (OSError, ValueError, RecursionError) as error:
             raise ProfileError(f'{path}: {error}') from error
 

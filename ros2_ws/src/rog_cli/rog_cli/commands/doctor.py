@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from fleet_ros.environment import FASTDDS_FILES, dds_environment, domain_of, whe
 from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
 from rog_ros.servers import is_there, this_version
+
+from .option_types import seconds
 
 # NOTE: nothing is wrong now, but the user should change something before robots on other machines
 # join.
@@ -75,10 +79,10 @@ class Heard:
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
     parser = verbs.add_parser('doctor', help='check for problems of a fleet: network, clocks, '
-                              'versions, a second server, GPU')
+                              'versions, a second server, GPU, torchvision')
     parser.add_argument('fleet', nargs='?', metavar='FLEET', help='a built-in fleet or the path of '
-                        'a fleet file; without it the options below choose the network')
-    parser.add_argument('--timeout', type=float, default=3.0, metavar='S',
+                        'a fleet file; the options below change its network')
+    parser.add_argument('--timeout', type=seconds, default=3.0, metavar='S',
                         help='seconds to listen to the fleet; 0: not at all (default: 3)')
     parser.add_argument('--json', action='store_true', help='print the findings as JSON')
     add_network_options(parser)
@@ -87,7 +91,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     fleet = load_fleet(options.fleet, [FLEETS]) if options.fleet else None
-    network = fleet.network if fleet else chosen_network(options)
+    network = chosen_network(options, fleet.network if fleet else None)
     findings = list(examine(network, fleet, options.timeout))
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -117,6 +121,7 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
         os.environ.update(dds_environment(network))
         yield from judged(listen(network, seconds), fleet, this_version())
     yield gpu(fleet)
+    yield torchvision()
     if Path('/etc/nv_tegra_release').exists():
         yield jetson()
     free = shutil.disk_usage('.').free
@@ -261,6 +266,24 @@ def gpu(fleet: FleetConfig | None) -> Finding:
     return Finding('GPU', BAD if wanted else GOOD, f'none that torch {torch.__version__} can use',
                    f'the fleet wants {", ".join(wanted)}: install the driver and a build of torch '
                    'for it, or set the device to cpu' if wanted else '')
+
+
+def torchvision() -> Finding:
+    """Check that the installed torchvision is made for the installed build of PyTorch."""
+    import torch
+    try:
+        version = metadata.version('torchvision')
+        importlib.import_module('torchvision')
+    except metadata.PackageNotFoundError:
+        return Finding('torchvision', GOOD, 'not installed; only tasks that import it need it')
+    except Exception as error:  # torchvision's C++ library cannot be loaded
+        build = f'cu{torch.version.cuda.replace(".", "")}' if torch.version.cuda else 'cpu'
+        return Finding(
+            'torchvision', WARN, f'{version} is not made for torch {torch.__version__}: {error}',
+            'install both from one place: pip install --force-reinstall --no-deps '
+            f'torchvision=={version.partition("+")[0]} --index-url '
+            f'https://download.pytorch.org/whl/{build}')
+    return Finding('torchvision', GOOD, version)
 
 
 def jetson(find: Callable[[str], Any] | None = None) -> Finding:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fleet_link.key import new_key, read_key, write_key
+from rog_core.errors import ConfigError
 from rog_ros.parameters import robot_name
 
 from .option_types import place
@@ -25,6 +26,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.robot is None:
+        if options.out is not None:
+            raise ConfigError("--out: it is for a robot's key; give --robot NAME, or leave it out")
         write_key(options.fleet, new_key())
         print(f'wrote {options.fleet}; whoever has it can take part in the fleet and control it. '
               'Set security.key in the fleet file to it')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from fleet_env.versions import (
     models_folder,
     newest_run,
 )
+from fleet_ros.network_options import add_network_options, join_network
+from rog_ros.parameters import SERVER
 
 from .control import add_options
 from .control import run as run_control
@@ -55,10 +58,18 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     back = sub.add_parser('rollback', help='let them use the version before the one that is '
                           'offered now')
     back.set_defaults(call=lambda options: ('pin_model', {'number': -1}))
+    serve = sub.add_parser('serve', help='offer the model of a run that is over, or of `rog sim`, '
+                           'to those who follow it, until Ctrl+C')
+    serve.add_argument('--key', default='', metavar='FILE', help="the fleet's key, if it has one "
+                       '(default: FLEET_KEY)')
+    add_network_options(serve)
+    serve.set_defaults(run=_serve)
     for one in (pin, unpin, back):
+        one.add_argument('--run', type=place, dest='directory', metavar='RUN', help='folder of a '
+                         'run that no fleet trains (default: the running fleet)')
         add_options(one)
-        one.set_defaults(run=run_control)
-    for one in (listed, export):
+        one.set_defaults(run=_choose)
+    for one in (listed, export, serve):
         one.add_argument('directory', type=place, nargs='?', metavar='RUN',
                          help='folder of the run (default: the newest one in ./runs)')
 
@@ -84,6 +95,36 @@ def _list(options: argparse.Namespace) -> int:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     for skipped in store.skipped:
         print(f'rog: {skipped}', file=sys.stderr)
+    return 0
+
+
+def _choose(options: argparse.Namespace) -> int:
+    if options.directory is None:
+        return run_control(options)
+    print(_store(options.directory).choose(options.call(options)[1]['number']))
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Offer the versions in the folder of a run, and each new one that appears there."""
+    from fleet_link.key import read_key
+    from fleet_models.errors import FollowError
+    from fleet_models.standing import Standing
+    from fleet_ros.ending import Interruption
+    from fleet_ros.exposure import key_file
+
+    store = _store(options.directory)
+    path = key_file(options.key)
+    namespace = f'{join_network(options).namespace}/{SERVER}'
+    interruption = Interruption()
+    try:
+        with interruption.raised(), Standing(namespace, store, read_key(path) if path else None,
+                                             print) as standing:
+            standing.run()
+    except FollowError as error:
+        raise VersionError(str(error)) from None
+    except KeyboardInterrupt:
+        return 128 + interruption.number if interruption.number != signal.SIGINT else 0
     return 0
 
 

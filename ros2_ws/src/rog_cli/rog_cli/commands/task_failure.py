@@ -14,6 +14,6 @@ TRACEBACK = 'traceback.txt'
 def say_failure(error: TaskFailed, out: Path) -> int:
     """Write the traceback of ``error``, which was just caught, to ``out``; return the exit code."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / TRACEBACK).write_text(traceback.format_exc())
+    (out / TRACEBACK).write_text(traceback.format_exc(), encoding='utf-8')
     print(f'rog: {error}; {out / TRACEBACK} has the traceback', file=sys.stderr)
     return 1

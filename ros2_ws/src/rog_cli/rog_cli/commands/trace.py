@@ -107,6 +107,8 @@ def _record(options: argparse.Namespace) -> int:
         _from_run(recorder, options.directory, options.robot, options.seconds)
         source = f'{options.robot} in {options.directory}'
     else:
+        if options.robot is not None:
+            raise TraceError('--robot: it is for --run; leave it out with --iface')
         _from_iw(recorder, options.iface, options.seconds)
         source = f'tx bitrate of {options.iface}'
     _out(options.out, recorder.trace(), f'{source}; seconds, Mbit/s')

@@ -28,8 +28,8 @@ Played = Iterator[tuple[float, Any]]
 
 
 def is_bag(path: Path) -> bool:
-    """Return whether ``path`` is the folder or the file of a rosbag2 recording."""
-    return path.suffix in ('.mcap', '.db3') or (path / 'metadata.yaml').exists()
+    """Return whether ``path`` is the folder or the file of a recording, also of a wrong kind."""
+    return path.suffix in ('.mcap', '.db3', '.bag', '.zstd') or (path / 'metadata.yaml').exists()
 
 
 def played(path: Path, namespace: str = '') -> Played:

@@ -8,6 +8,7 @@ printable and short, and the numbers of robots, points and events are bounded.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; a longer curve loses every second point
 EVENTS = 200     # maximum number of stored events; a new event then replaces the oldest
+PAST = 20_000    # maximum number of statuses of before this program listened
 SILENT = 5.0     # seconds without a status after which the display says that a sender is silent
 APART = ('away', 'retired')  # states that only the server can report
 
@@ -102,6 +104,7 @@ class Fleet:
     above: str = ''    # which robot of the parent fleet this fleet is, in words
     left: float = math.nan  # seconds until the run is over; NaN: its duration is unknown
     starting: bool = False  # whether this program has started the server
+    followers: tuple[str, ...] = ()  # a line about each process that follows the model
 
     @property
     def time(self) -> str:
@@ -120,10 +123,11 @@ class Fleet:
     def causes(self) -> list[str]:
         """Return a line for each robot for which other robots wait, or no longer wait.
 
-        The line has the robot's name and the reason.
+        The line has the robot's name and the reason. Then comes a line for each process that
+        follows the model.
         """
         return [f'{r.name}: {r.state}, {r.why}' if r.state in APART else f'{r.name}: {r.why}'
-                for r in self.robots if r.why]
+                for r in self.robots if r.why] + [f'model of {line}' for line in self.followers]
 
     def complete(self) -> bool:
         """Return whether each robot that is not away has sent a status."""
@@ -161,7 +165,7 @@ def number(value: float, form: str, unit: str = '') -> str:
 
 
 class Curve:
-    """The points (t, value) of a curve, in order of time.
+    """The points (t, value) of a curve, sorted by time.
 
     A long curve keeps only every n-th point.
     """
@@ -177,7 +181,7 @@ class Curve:
         if self._left:
             self._left -= 1
             return
-        self.points.append((t, value))
+        insort(self.points, (t, value))
         if len(self.points) > POINTS:
             self.points = self.points[::2]
             self._every *= 2
@@ -208,6 +212,8 @@ class FleetState:
         self.heard: dict[str, float] = {}     # maps each robot to the time of its last status
         self.heard_fleet = -math.inf
         self.events: deque[Event] = deque(maxlen=EVENTS)
+        self._first: dict[str, Any] = {}  # maps each robot to its first status that was heard
+        self._before: dict[tuple[str, int], Any] = {}  # robot, `count` -> status of before
         # name of a curve (in `CURVES`) -> robot name -> curve
         self.curves: dict[str, dict[str, Curve]] = {name: {} for name in CURVES}
 
@@ -216,10 +222,14 @@ class FleetState:
         former, self.fleet, self.heard_fleet = self.fleet, message, now
         if former is not None and _is_another_run(former, message):
             self.robots, self.heard, former = {}, {}, None
+            self._first, self._before = {}, {}
             self.events.clear()
             self.curves = {name: {} for name in CURVES}
         for event in changes(former, message):
             self.events.append(event)
+        if former is None:  # the times of the statuses of before were not known yet
+            for early in self._before.values():
+                self._recall(early)
 
     def on_robot(self, message: Any, now: float) -> None:
         """Update the state with a status of a robot."""
@@ -227,7 +237,32 @@ class FleetState:
         if name not in self.robots and len(self.robots) >= ROBOTS:
             return
         former, self.robots[name], self.heard[name] = self.robots.get(name), message, now
-        t = self.elapsed(now)
+        self._first.setdefault(name, message)
+        self._note(message, former, self.elapsed(now))
+
+    def on_past(self, message: Any) -> None:
+        """Take up a status of before this program listened, which the server sends again."""
+        name, key = message.robot, (message.robot, message.count)
+        heard = self._first.get(name)
+        if (heard is not None and message.count >= heard.count) or key in self._before \
+                or len(self._before) >= PAST or (
+                    name not in self.robots and len(self.robots) >= ROBOTS):
+            return
+        self._before[key] = message
+        if self.fleet is not None:
+            self._recall(message)
+
+    def _recall(self, message: Any) -> None:
+        name = message.robot
+        age = _seconds(self.fleet.header.stamp) - _seconds(message.header.stamp)
+        former = self._before.get((name, message.count - 1))
+        self._note(message, former, float(self.fleet.elapsed) - age)
+        if name not in self._first and (
+                name not in self.robots or message.count > self.robots[name].count):
+            self.robots[name], self.heard[name] = message, self.heard_fleet - age
+
+    def _note(self, message: Any, former: Any, t: float) -> None:
+        name = message.robot
         self._add('link', name, t, _link(message))
         if former is None or message.iteration != former.iteration:
             self._add('rows', name, t, 100 * message.rows_pushed / max(message.rows_total, 1))
@@ -260,7 +295,8 @@ class FleetState:
         left = 60 * self.minutes - self.elapsed(now) \
             if self.minutes and fleet.state in ('training', 'paused') else math.nan
         return Fleet(robots, True, now - self.heard_fleet, state, sync, shown(fleet.host, NAME),
-                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above, max(left, 0.0))
+                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above, max(left, 0.0),
+                     followers=tuple(shown(line) for line in fleet.followers[:ROBOTS]))
 
     def _robot(self, name: str, seen: Any, now: float) -> Robot:
         own = self.robots.get(name)
@@ -279,6 +315,10 @@ class FleetState:
                      own.loss, own.accuracy, own.staleness, own.rows_pushed, own.rows_total,
                      _link(own), own.compute_time, own.communicate_time, own.stall_time, own.power,
                      own.energy)
+
+
+def _seconds(stamp: Any) -> float:
+    return float(stamp.sec + 1e-9 * stamp.nanosec)
 
 
 def _link(status: Any) -> float:

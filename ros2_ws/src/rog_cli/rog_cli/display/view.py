@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
@@ -72,6 +73,9 @@ class Monitor:
         for topic, profile in [(f'{server}/{qos.ROBOTS}', qos.RELAY)] if robots is None else [
                 (f'{namespace}/{robot}/training_status', qos.HEARTBEAT) for robot in robots]:
             self.node.create_subscription(TrainingStatus, topic, self._on_robot, profile)
+        if robots is None:
+            self.node.create_subscription(TrainingStatus, f'{server}/{qos.PAST}',
+                                          lambda message: self.state.on_past(message), qos.RELAY)
 
     @property
     def fleet(self) -> Any:

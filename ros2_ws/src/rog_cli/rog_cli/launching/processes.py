@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fleet_env.durable import write_text
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.settings.fleet_file import child_fleets
 from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
+from fleet_ros.parameters import parameter_file
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from .fork_server import Child, ForkServer, kill, possible
@@ -127,7 +127,7 @@ class FleetProcesses:
         folder = self.out / 'parameters'
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f'{name}.yaml'
-        write_text(path, yaml.safe_dump({'/**': {'ros__parameters': parameters}}))
+        write_text(path, parameter_file(parameters))
         return path
 
     # -- watching ---
@@ -168,7 +168,7 @@ class FleetProcesses:
 
     def said(self, name: str) -> str:
         """Return the last error in a process's log, or the last line if the log has no error."""
-        lines = self.log(name).read_text(errors='replace').splitlines()
+        lines = self.log(name).read_text(encoding='utf-8', errors='replace').splitlines()
         errors = [line.removeprefix('error: ') for line in lines if line.startswith('error: ')]
         return (errors or [line for line in lines if line.strip()] or [''])[-1]
 

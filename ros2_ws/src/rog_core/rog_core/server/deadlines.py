@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ..methods import Method
-from ..protocol.states import COUNTED, RETIRED, WAITING
-from .member import OWED, SHARE, Member
+from ..protocol.states import COUNTED, RETIRED, SENDING, WAITING
+from .member import BUSY, OWED, SHARE, Member
 
 # If no patience is set, the patience is ITERATIONS times the median time between two pushes.
 ITERATIONS = 4
@@ -35,15 +35,20 @@ class Deadlines:
         self.patience = longest_pause((), pause, silence)  # present patience, in seconds
         # For each robot for which other robots wait: the time at which they began to wait.
         self.waited_for: dict[str, float] = {}
-        # whether the run is ending; the time by which it must end
-        self.stopping, self.stop_by = False, math.inf
+        # whether the run is ending; the time by which it must end; the time after which it waits
+        # for no gradient, but sends the final model
+        self.stopping, self.stop_by, self.drain_at = False, math.inf, math.inf
         # For each robot, a time that is not later than the result of `due`. None: compute the times
         # of all robots again.
         self._due: dict[str, float] | None = None
 
-    def stop(self, by: float) -> None:
-        """Begin to end the run; the server drops members that are not done at the time ``by``."""
-        self.stopping, self.stop_by = True, by
+    def stop(self, drain_at: float, by: float) -> None:
+        """Begin to end the run.
+
+        :param drain_at: time until which members may finish their iteration.
+        :param by: time at which the server drops members that are not done.
+        """
+        self.stopping, self.drain_at, self.stop_by = True, drain_at, by
         self.forget_due()
 
     def follow(self, active: Sequence[Member]) -> None:
@@ -53,6 +58,11 @@ class Deadlines:
     def away_at(self, member: Member) -> float:
         """Return the time at which a member becomes away if it sends nothing until then."""
         return min(member.heard + self.silence, self.stop_by)
+
+    def drains_at(self, member: Member) -> float:
+        """Return the time at which the end of a run cuts a member's iteration short."""
+        sending = member.sender is None or member.sender.state == SENDING
+        return self.drain_at if member.state in BUSY and sending else math.inf
 
     def retires_at(self, member: Member) -> float:
         """Return the time at which a member without progress retires; infinity means never."""
@@ -101,6 +111,7 @@ class Deadlines:
         if not member.alive:
             return math.inf
         due = min(self.away_at(member), self.retires_at(member), self.back_at(member))
+        due = min(due, self.drains_at(member))
         return due if member.sender is None else min(due, member.sender.deadline)
 
     def all_due(self, members: Mapping[str, Member]) -> Mapping[str, float]:

@@ -51,7 +51,7 @@ class ServerMachine(Shared):
         self.pulls = Pulls(self)
         self.pushes = Pushes(self, self.pulls)
         self.membership = Membership(self, self.pulls, self.pushes)
-        self.overdue = Overdue(self, self.pulls)
+        self.overdue = Overdue(self, self.pulls, self.pushes)
 
     # -- robots ----------------------------------------------------------------------------------
 
@@ -158,11 +158,14 @@ class ServerMachine(Shared):
         return self.pulls.release(now)
 
     def stop(self, now: float) -> list[Action]:
-        """End the run: every worker finishes its push, then receives the final model."""
+        """End the run: every worker finishes its push, then receives the final model.
+
+        A push that is not over after ``drain_limit`` is cut short.
+        """
         if self.stopping:
             return []
         self.state = SERVER.after(self.state, 'stop')
-        self.deadlines.stop(now + self.config.stop_limit)
+        self.deadlines.stop(now + self.config.drain_limit, now + self.config.stop_limit)
         for member in self.members.values():
             member.progress = now  # each member gets the full patience again
         return [*self.pulls.drain(now), *self.pulls.finish()]

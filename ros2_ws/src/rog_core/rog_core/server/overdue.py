@@ -7,14 +7,15 @@ import math
 from ..protocol.messages import Action
 from .places import drop, retire, take_back
 from .pulls import Pulls
+from .pushes import Pushes
 from .shared import Shared
 
 
 class Overdue:
     """Finds the members whose deadline has passed, and acts on them."""
 
-    def __init__(self, shared: Shared, pulls: Pulls) -> None:
-        self.shared, self.pulls = shared, pulls
+    def __init__(self, shared: Shared, pulls: Pulls, pushes: Pushes) -> None:
+        self.shared, self.pulls, self.pushes = shared, pulls, pushes
 
     def on_time(self, now: float) -> list[Action]:
         """Handle everything that is due: retransmissions, time-outs, missing heartbeats."""
@@ -31,6 +32,9 @@ class Overdue:
             member = shared.members[robot]
             if member.alive and now >= deadlines.away_at(member):
                 drop(shared, member, 'silent', now)
+                lost = True
+            elif now >= deadlines.drains_at(member):
+                actions += self.pushes.end_iteration(member, now)
                 lost = True
             elif member.alive and now >= deadlines.retires_at(member):
                 actions += retire(shared, member, now)

@@ -43,8 +43,7 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
     """Retire a member that makes no progress; if the run is ending, drop it instead."""
     detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
     if shared.stopping:
-        drop(shared, member, 'silent', now)
-        return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
+        return give_up(shared, member, detail, now)
     if member.paid < member.progress and member.state == TRAINING:
         detail = (f'only {member.push.taken} of {shared.partition.segments} rows of its push in '
                   f'{now - member.granted_at:.1f} s')
@@ -53,6 +52,12 @@ def retire(shared: Shared, member: Member, now: float) -> list[Action]:
     shared.deadlines.stands_for(member, now)
     member.take_place('retire')
     return [Notice(member.robot, 'retired', f'{detail}; the others go on')]
+
+
+def give_up(shared: Shared, member: Member, detail: str, now: float) -> list[Action]:
+    """Drop a member because the run is ending; ``detail`` says what it lacks."""
+    drop(shared, member, 'silent', now)
+    return [Notice(member.robot, 'given_up', f'{detail}; the run ends without it')]
 
 
 def take_back(shared: Shared, member: Member, now: float) -> list[Action]:

@@ -150,6 +150,7 @@ class Pulls:
         if math.isfinite(sender.mta_duration):  # infinity means that the MTA has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
+        self.shared.deadlines.note_due(member)  # the end of a run may not wait for its push
         return []
 
     def _stored(self, member: Member, sender: Sender, now: float) -> list[Action]:

@@ -9,11 +9,11 @@ import numpy as np
 from ..errors import RemoteProtocolError
 from ..model.partition import Role
 from ..protocol.messages import Action, Chunk, End, Notice, Receipt, Send
-from ..protocol.states import PULLING, TRAINING
+from ..protocol.states import DRAINING, JOINING, PULLING, TRAINING
 from ..transfer.receiver import Rows
 from . import buffers
 from .member import Member
-from .places import take_back
+from .places import give_up, take_back
 from .pulls import Pulls
 from .push_filter import LARGEST, PushFilter
 from .shared import Shared
@@ -50,8 +50,7 @@ class Pushes:
             return [Send(robot, member.push.acknowledge(chunk, now)),
                     Send(robot, member.push.receipt)]
         if member.state != TRAINING:
-            self._keep_early(member, chunk, now)
-            return []
+            return self._untimely(member, chunk, now)
         ack, rows = member.push.on_chunk(chunk, now)
         actions: list[Action] = [Send(robot, ack)]
         if not member.push.is_open(chunk.transfer):
@@ -67,6 +66,15 @@ class Pushes:
         if (end := member.push.due) is not None:
             actions += self.on_end(robot, end, now)
         return actions
+
+    def _untimely(self, member: Member, message: Chunk | End, now: float) -> list[Action]:
+        """Handle a message of a push for which the server does not wait, or not yet."""
+        if member.state == DRAINING and member.push.is_open(message.transfer):
+            member.push.check(message.transfer)
+            # the worker takes the final model when its push is over
+            return [Send(member.robot, Receipt(message.transfer, 0, b'', 0))]
+        self._keep_early(member, message, now)
+        return []
 
     def _keep_early(self, member: Member, message: Chunk | End, now: float) -> None:
         """Store a message that has arrived before the receipt of the pull; see `early`."""
@@ -140,8 +148,7 @@ class Pushes:
             raise RemoteProtocolError('MTA duration in an end of transfer must be a finite number '
                                       f'of seconds, at least 0, got {end.mta_duration}')
         if member.state != TRAINING and not member.push.is_closed(end.transfer):
-            self._keep_early(member, end, now)
-            return []
+            return self._untimely(member, end, now)
         closed = member.push.on_end(end)
         if closed is None:
             return []
@@ -195,6 +202,26 @@ class Pushes:
         if taken.size:
             self._close(member, taken)
         return member.push.known()
+
+    def end_iteration(self, member: Member, now: float) -> list[Action]:
+        """End the iteration of a member without its gradient, or with a part of it.
+
+        The run ends, so the member needs only the final model. A member of which much of the model
+        is still to be sent is given up.
+        """
+        if member.state == JOINING:
+            return give_up(self.shared, member, 'the model has not arrived yet', now)
+        if member.sender is not None:  # after the receipt of the pull, this is called again
+            member.sender.cut_short(now)
+            return self.pulls.poll(member, now)
+        actions: list[Action] = []
+        if member.push.transfer is not None and member.push.is_open(member.push.transfer):
+            self._close(member, member.push.close())
+            assert member.push.receipt is not None
+            actions = [Send(member.robot, member.push.receipt)]
+        member.advance(now, heard=False)
+        member.move('pushed')
+        return actions
 
     def _close(self, member: Member, taken: np.ndarray) -> None:
         shared, push = self.shared, member.push

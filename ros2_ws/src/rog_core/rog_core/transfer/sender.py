@@ -159,6 +159,11 @@ class Sender:
         self._end(receipt, 'receipt')
         return True
 
+    def cut_short(self, now: float) -> None:
+        """Send no more chunks; the receipt will say which of those sent have arrived."""
+        if self.state == SENDING:
+            self._close(now)
+
     def abort(self, receipt: Receipt | None = None) -> None:
         """End the transfer at once.
 

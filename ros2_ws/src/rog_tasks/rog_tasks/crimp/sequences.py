@@ -297,7 +297,7 @@ def _text(file: Path) -> str:
     try:
         if file.stat().st_size > LARGEST:
             raise DataError(f'{file} has {file.stat().st_size} bytes; at most {LARGEST} are read')
-        return file.read_text()
+        return file.read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f'{file} cannot be read: {error}') from error
 

@@ -45,6 +45,7 @@ class Recording:
         if not Path(path).exists():
             raise DataError(f'{Path(path).absolute()} is not there; name the folder of a rosbag2 '
                             'recording, or its .mcap or .db3 file')
+        _refuse_others(Path(path))
         self.path, self._reader, self._topics = path, Reader, topics
         self._store = get_typestore(Stores.ROS2_JAZZY)
         self._read = read or self._store.deserialize_cdr
@@ -73,7 +74,7 @@ class Recording:
             raise DataError(
                 f'{self.path} cannot be read as a recording, after {read} messages: '
                 f'{type(error).__name__}: {" ".join(str(error).split())[:200]}. To repair a '
-                f'recording that was cut off: ros2 bag reindex {self.path}') from error
+                f'recording that was cut off: ros2 bag reindex {_folder(self.path)}') from error
 
     def _choose(self, reader: Any) -> list[Any]:
         self.types = types = {c.topic: c.msgtype for c in reader.connections}
@@ -117,6 +118,43 @@ class Recording:
             self.damaged += 1
             self.damage = f'{type(error).__name__}: {" ".join(str(error).split())[:200]}'
             return None
+
+
+def _refuse_others(path: Path) -> None:
+    """Raise DataError if ``path`` is a file, or a folder of files, of another kind.
+
+    The kind is known by the first bytes, because names of files are often changed.
+    """
+    if path.is_dir():
+        files = [] if (path / 'metadata.yaml').exists() else sorted(path.glob('*.*'))
+    else:
+        files = [path]
+    for file in files:
+        begin = _begin(file)
+        if begin.startswith(b'#ROSBAG V'):
+            unfinished = f'rosbag reindex {file}, then ' * (file.suffix == '.active')
+            raise DataError(f'{file} is a recording of ROS 1; convert it: {unfinished}'
+                            f'rosbags-convert --src {file} --dst {file.with_suffix("")}')
+        if begin.startswith(b'\x28\xb5\x2f\xfd'):
+            raise DataError(f'{file} is one file of a recording, compressed by zstd; name the '
+                            'folder that has its metadata.yaml, or unpack the file: '
+                            f'zstd -d {file}')
+    if path.is_file() and path.suffix not in ('.mcap', '.db3'):
+        raise DataError(f'{path} is not a rosbag2 recording; name the folder of one, or its .mcap '
+                        'or .db3 file')
+
+
+def _begin(path: Path) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    try:
+        with path.open('rb') as file:
+            return file.read(16)
+    except OSError:
+        return b''
+
+
+def _folder(path: str) -> Path:
+    return Path(path) if Path(path).is_dir() else Path(path).absolute().parent
 
 
 class BagSource(Source):

@@ -27,9 +27,7 @@ from ..client.settings import NONE_HERE, START_LIMIT, STARTING, Settings
 from ..program import children
 
 STOP_LIMIT = 30.0    # seconds after which a server that was told to stop is killed
-# Maximum time in seconds to search for a running server. AT_ONCE: before the program starts.
-# LONGEST: in total.
-AT_ONCE, LONGEST = 0.3, 1.0
+AT_ONCE = 0.3        # maximum time in seconds to search for a server before the program starts
 
 
 def add_parser(verbs: Any) -> None:
@@ -73,24 +71,29 @@ def call(options: Any) -> int:
         return 2
     if settings.server:
         return become(command, settings)
+    from ..protocol.discovery import first_of, wait_for_servers
     # To save time, start a server now, while the search for a running server continues.
     access: dict[str, str] = {}
     if settings.security.key:
         access['security.key'] = settings.security.key
     if settings.security.open:
         access['security.open'] = 'true'
-    with server_process(**access) as (name, process):
-        if find(AT_ONCE, without=name):
+    with server_process(**access) as (name, process), contextlib.ExitStack() as search:
+        node = search.enter_context(in_domain())
+        if wait_for_servers(node, AT_ONCE, without=name):
             process.kill()
             process.wait()
+            search.close()
             return become(command, settings)
         command, environment = for_program(command, changed(settings, server=name))
 
-        def look() -> None:
-            if not find(LONGEST - AT_ONCE, without=name):
+        def look(program: subprocess.Popen[bytes]) -> None:
+            found = first_of(node, lambda: program.poll() is None and process.poll() is None, name)
+            search.close()
+            if found == name:
                 print(f'rrto: no server was found; started {name} on this machine',
                       file=sys.stderr)
-            else:
+            elif found:
                 process.kill()   # the program then uses the server that was found
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
@@ -117,26 +120,18 @@ def for_program(command: list[str], settings: Settings) -> tuple[list[str], dict
     return children.adapted(command, environment, environment)
 
 
-def find(limit: float, wanted: str = '', without: str = '') -> str:
-    """Search for a server for at most `limit` seconds; return its name, or '' if there is none.
-
-    ``wanted``: if not empty, search only for a server with this name. ``without``: a name to
-    ignore.
-    """
+@contextlib.contextmanager
+def in_domain() -> Iterator[Any]:
+    """Return a context with a node that discovers servers."""
     import rclpy
     from rclpy.context import Context
     from rclpy.node import Node
     from rclpy.signals import SignalHandlerOptions
-
-    from ..protocol.discovery import find_server
-    from ..protocol.errors import ConfigError
     context = Context()
     rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
     node = Node(f'rrto_run_{os.getpid()}', context=context)
     try:
-        return find_server(node, limit, wanted, without)
-    except ConfigError:
-        return ''
+        yield node
     finally:
         node.destroy_node()
         context.try_shutdown()
@@ -148,15 +143,18 @@ def own_server(**parameters: float | str) -> Iterator[str]:
 
     The context begins when the server is found, and yields the name of the server.
     """
+    from ..protocol.discovery import servers
     with server_process(**parameters) as (name, process):
         end = time.monotonic() + START_LIMIT
-        while not find(10.0, name):
-            if (code := process.poll()) is not None:
-                raise SystemExit(f'rrto: the server started on this machine {how_it_ended(code)}; '
-                                 'see its output above')
-            if time.monotonic() > end:
-                raise SystemExit('rrto: the server started on this machine was not found within '
-                                 f'{START_LIMIT:g} s')
+        with in_domain() as node:
+            while name not in servers(node):
+                if (code := process.poll()) is not None:
+                    raise SystemExit('rrto: the server started on this machine '
+                                     f'{how_it_ended(code)}; see its output above')
+                if time.monotonic() > end:
+                    raise SystemExit('rrto: the server started on this machine was not found '
+                                     f'within {START_LIMIT:g} s')
+                time.sleep(0.02)
         yield name
 
 
@@ -187,8 +185,8 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
 
 
 def run(command: list[str], environment: dict[str, str],
-        beside: Callable[[], None] = lambda: None) -> int:
-    """Run a program to its end, and call `beside` after its start.
+        beside: Callable[[subprocess.Popen[bytes]], None] = lambda program: None) -> int:
+    """Run a program to its end, and call `beside` with its process after its start.
 
     Return the program's exit code as a shell does: 128 + n after signal n.
     """
@@ -200,6 +198,6 @@ def run(command: list[str], environment: dict[str, str],
         print(f'rrto: {command[0]}: {error.strerror}', file=sys.stderr)
         return 127
     signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-    beside()
+    beside(process)
     code = process.wait()
     return code if code >= 0 else 128 - code

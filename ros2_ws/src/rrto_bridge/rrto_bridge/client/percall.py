@@ -135,6 +135,14 @@ class PerCall:
             self.journal.freed(handle)  # type: ignore[union-attr]
         self.settle(self.machine.free(handles))
 
+    @property
+    def dropping(self) -> bool:
+        """Whether tensors that the program has dropped are still to be freed, see `release`."""
+        return False
+
+    def release(self) -> None:
+        """Free what the program has dropped."""
+
     def repeat(self, call: Call) -> None:
         """Make a call that creates one tensor; `call.results` holds the handle for it."""
         self._introduce(call.op)

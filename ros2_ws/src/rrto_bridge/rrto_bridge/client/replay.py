@@ -83,9 +83,9 @@ class ReplayClient:
     tensor that the program holds, or None if it is unknown. `infer` infers shapes, see
     search/derive.py.
 
-    Each of the methods `call`, `leave`, `received` and `failed` sets the attribute `closed`. If the
-    method has closed a run, `closed` is a function that returns the calls of this run, in the form
-    of `pending`. Otherwise `closed` is None.
+    Each of the methods `call`, `leave`, `release`, `received` and `failed` sets the attribute
+    `closed`. If the method has closed a run, `closed` is a function that returns the calls of this
+    run, in the form of `pending`. Otherwise `closed` is None.
     """
 
     def __init__(self, allocate: Callable[[int], int],
@@ -188,6 +188,26 @@ class ReplayClient:
             self._settle(run, actions)
         elif run is not None:
             self._abandon(run, actions)
+        return actions
+
+    @property
+    def dropping(self) -> bool:
+        """Whether `release` has something to do."""
+        return bool(self._frees) if self._run is None else self._run.done
+
+    def release(self) -> list[Action]:
+        """Free dropped tensors without waiting for the next call; end the run if it is complete.
+
+        Within a pass do nothing: the run goes on.
+        """
+        actions: list[Action] = []
+        self.closed = None
+        run = self._run
+        if run is not None and not run.done:
+            return actions
+        if run is not None:
+            self._settle(run, actions)
+        self._flush_frees(actions)
         return actions
 
     def failed(self) -> list[Action]:

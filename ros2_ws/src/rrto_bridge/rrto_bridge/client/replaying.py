@@ -102,6 +102,17 @@ class Replaying(PerCall):
         if self.journal is not None:
             self._dropped.update(handles)
 
+    @property
+    def dropping(self) -> bool:
+        """Whether tensors that the program has dropped are still to be freed, see `release`."""
+        return self.replay.dropping
+
+    def release(self) -> None:
+        """Free what the program has dropped, if no pass is under way."""
+        actions = self.replay.release()
+        self._note_closed()
+        self._act(actions)
+
     def synchronize(self) -> None:
         """Wait until the server has executed every call.
 

@@ -69,7 +69,7 @@ MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
 
-class _UnansweredError(ConfigError):
+class _NotServedError(ConfigError):
     pass
 
 
@@ -160,7 +160,7 @@ class Link(Port):
             try:
                 self.lease = self._open()
                 break
-            except _UnansweredError:   # it may be dead, or nobody with our key: try the next
+            except _NotServedError:   # it may be dead, full or ending, or have another key
                 others = [name for name in servers(self.node) if name not in tried]
                 if self._wanted or not others:
                     raise
@@ -210,11 +210,11 @@ class Link(Port):
                 continue
         else:
             client.close()
-            raise _UnansweredError(f'server {self.server!r} does not answer'
+            raise _NotServedError(f'server {self.server!r} does not answer'
                                    + f'; {self._unproved}' * bool(self._unproved))
         client.close()
         if not response.accepted:
-            raise ConfigError(f'server {self.server!r} refuses: {response.reason}')
+            raise _NotServedError(f'server {self.server!r} refuses: {response.reason}')
         assert self._channel is not None
         if caller is not None:
             session = Session(secret, self._incarnation, response.session)

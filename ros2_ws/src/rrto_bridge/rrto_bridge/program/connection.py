@@ -68,6 +68,11 @@ class Connection:
             self.ask('seed', self._seed)
         return self.engine
 
+    @property
+    def connected(self) -> bool:
+        """Whether the program has used the device."""
+        return 'engine' in self.__dict__
+
     def busy(self) -> bool:
         """Return whether an exception in this thread would leave the device inconsistent now.
 
@@ -211,14 +216,14 @@ class Connection:
             # A Generator turns a negative seed into an unsigned number.
             seed = torch.Generator().manual_seed(seed).initial_seed()
             self._seed = seed
-            if 'engine' in self.__dict__:
+            if self.connected:
                 self.turns.enter(True)
                 self.ask('seed', seed)
 
     @property
     def next_handle(self) -> int:
         """A handle that is lower than the handles of all tensors created later."""
-        return self.engine.machine.allocate(1) if 'engine' in self.__dict__ else 0
+        return self.engine.machine.allocate(1) if self.connected else 0
 
     @property
     def first_seed(self) -> int:

@@ -52,6 +52,7 @@ class Device:
         self.connection = Connection(connect, local)
         self.lifetimes = Lifetimes(self.connection)
         self._announced: set[str] = set()       # operators that `_run_on_cpu` reported to the user
+        self.refusals = 0   # number of calls for which the server had too little memory
         self._thread = threading.local()
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
@@ -86,6 +87,7 @@ class Device:
                     return handler(self, *args, **(kwargs or {}))
                 return self.run(function, args, kwargs or {})
             except OutOfMemory as error:
+                self.refusals += 1
                 raise OUT_OF_MEMORY(str(error)) from None
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -321,8 +323,10 @@ class Device:
             return NotImplemented
         if facts.view:
             raise RuntimeError(f'rrto: {why}; this machine cannot make a view: use .cpu()')
-        if facts.name.startswith('aten.') and placement.writes_here(function, facts, args, kwargs):
-            return placement.execute(self, function, facts, args, kwargs)
+        if facts.name.startswith('aten.'):
+            if placement.writes_here(function, facts, args, kwargs):
+                return placement.execute(self, function, facts, args, kwargs)
+            placement.check(function, facts, args, kwargs)
         wanted = kwargs.get('device')      # the device that the program requests for the result
         stays = isinstance(wanted, torch.device) and wanted.type == 'cpu'
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))

@@ -28,7 +28,8 @@ _KEPT: list[Any] = []   # library objects; PyTorch removes their kernels when Py
 # dispatch to the tensor's class: when torch.tensor runs, and when a program reads a number from a
 # tensor. For the others, a CUDA build has its own kernels.
 _OVERRIDES = ('copy_', 'empty.memory_format', 'empty_strided', '_local_scalar_dense',
-              '_efficientzerotensor', 'tril_indices', 'triu_indices')
+              '_efficientzerotensor', 'tril_indices', 'triu_indices', 'kaiser_window',
+              'kaiser_window.periodic', 'kaiser_window.beta')
 
 
 def install(device: Device) -> None:

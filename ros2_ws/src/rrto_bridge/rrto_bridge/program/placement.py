@@ -54,9 +54,10 @@ def execute(device: Runner, function: Any, facts: Operator, args: Any, kwargs: A
     if not written and all(_crosses(facts, a, t, args) for a, t in _strays(tensors)):
         args, kwargs = _sent(device, args), {k: _sent(device, v) for k, v in kwargs.items()}
         return device.run(function, args, kwargs)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for key in (EXPLICIT, NON_FUNCTIONAL):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key) \
-                and facts.name not in _READ_BY_ITEM and not facts.index:
+        if has_kernel(function.name(), key) and not has_kernel(function.name(), 'CPU') \
+                and facts.name not in _READ_BY_ITEM:
             return function._op_dk(key, *args, **kwargs)   # decompose the operator
     if written and all(isinstance(v, torch.Tensor) and not isinstance(v, RemoteTensor)
                        for a, v in tensors if a.name in facts.writes) \
@@ -78,6 +79,15 @@ def others(tensors: Any) -> bool:
 def writes_here(function: Any, facts: Operator, args: Any, kwargs: Any) -> bool:
     """Return whether an operator writes to a tensor that is not on the device."""
     return any(a.name in facts.writes for a, _ in _strays(given(function, args, kwargs)))
+
+
+def check(function: Any, facts: Operator, args: Any, kwargs: Any) -> None:
+    """Raise CUDA's error if an operator does not accept its tensors of the CPU."""
+    tensors = given(function, args, kwargs)
+    if any(_remote(tensors)):
+        for argument, tensor in _strays(tensors):
+            if not _crosses(facts, argument, tensor, args):
+                raise _mismatch(facts, tensor)
 
 
 def given(function: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:

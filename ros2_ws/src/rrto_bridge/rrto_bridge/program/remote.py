@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any
@@ -69,9 +69,12 @@ class Storage(torch.UntypedStorage):
         """Return the number of bytes."""
         return self._size
 
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Storage:
+        """Return the storage itself."""
+        return self
+
     def __len__(self) -> int:
         return self._size
-
 
 
 def _not_here(*args: Any, **kwargs: Any) -> Any:
@@ -79,8 +82,8 @@ def _not_here(*args: Any, **kwargs: Any) -> Any:
                        'tensor.cpu()')
 
 
-for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'cuda',
-              'to', 'tolist', 'fill_'):
+for _name in ('__getitem__', '__setitem__', '__iter__', 'resize_', 'copy_', 'clone', 'cpu', 'to',
+               'tolist', 'fill_'):
     setattr(Storage, _name, _not_here)
 
 
@@ -90,13 +93,18 @@ _storages: deque[Storage] = deque(maxlen=1024)
 
 def storage_of(tensor: Any) -> Storage:
     """Return the storage of a remote tensor; this costs a round trip."""
-    make_storage: Any = torch.UntypedStorage.__new__
-    made: Any = make_storage(Storage, 0, device='meta')
     memory = Hook.memory(tensor)
-    made._key, made._size = memory.key, memory.size
+    made = new_storage(memory.key, memory.size)
     _storages.append(made)
-    storage: Storage = made
-    return storage
+    return made
+
+
+def new_storage(key: int, size: int) -> Storage:
+    """Return the storage of a memory; `key` is unique to the memory, `size` is in bytes."""
+    make_storage: Any = torch.UntypedStorage.__new__
+    made: Storage = make_storage(Storage, 0, device='meta')
+    made._key, made._size = key, size
+    return made
 
 
 class RemoteTensor(torch.Tensor):
@@ -166,15 +174,17 @@ class RemoteTensor(torch.Tensor):
         return text[:place] + ", device='cuda:0'" + text[place:-1] + function
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save the tensor as a CPU tensor, which programs without rrto can read."""
-        saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
+        """Save the tensor as a CPU tensor with a mark, which programs without rrto ignore."""
+        state = {name: value for name, value in vars(self).items() if name not in _INNER}
         if getattr(self, '_is_param', False):
-            saved = torch.nn.Parameter(saved, self.requires_grad)
-        kind = of_program(type(self))
-        if kind is not None:
-            saved = as_subclass(saved, kind)
-            vars(saved).update(vars(self))
-        return saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+            hooks: OrderedDict[Any, Any] = OrderedDict()
+            plain = self.detach(), self.requires_grad, hooks
+            return (torch._utils._rebuild_parameter_with_state, (*plain, state)) if state else (
+                torch._utils._rebuild_parameter, plain)
+        saved = Hook.copy(self, getattr(Hook.saving, 'copied', {}), True)
+        saved = as_subclass(saved, of_program(type(self)) or torch.Tensor)
+        vars(saved).update(state)
+        return _marked(*saved.requires_grad_(self.requires_grad).__reduce_ex__(protocol)[:2])
 
     def __copy__(self) -> RemoteTensor:
         return self._again(self.detach())
@@ -202,8 +212,25 @@ class RemoteTensor(torch.Tensor):
         return made
 
 
-# Attributes that `__deepcopy__` does not copy from the original.
+# Attributes that copies do not get from the original.
 _INNER = frozenset(('handle', '_is_param', '_home'))
+
+# A key in the metadata of a saved tensor: the tensor was on the device. PyTorch ignores the key.
+MARK = '_rrto_on_device'
+# Position of the metadata among the arguments of each function that makes a tensor from a file.
+METADATA = {'_rebuild_tensor_v2': 6, '_rebuild_tensor_v3': 7}
+
+
+def _marked(function: Any, arguments: Any) -> Any:
+    """Add `MARK` to what `__reduce_ex__` of a CPU tensor has returned."""
+    if function is torch._tensor._rebuild_from_type_v2:
+        inner, kind, given, state = arguments
+        inner, given = _marked(inner, given)
+        return function, (inner, kind, given, state)
+    at = METADATA.get(getattr(function, '__name__', ''))
+    if at is None:
+        return function, arguments
+    return function, (*arguments[:at], {**dict(*arguments[at:]), MARK: True})
 
 
 class Value(RemoteTensor):
@@ -272,10 +299,33 @@ def _joined(kind: type, ours: type[RemoteTensor]) -> Any:
     """Return a class derived from the program's class `kind` and from our class `ours`."""
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return Held if ours is Place and kind is torch.nn.Parameter else ours
-    body = {'__module__': kind.__module__, '__qualname__': kind.__qualname__, '_of_program': kind}
+    body: dict[str, Any] = {'__module__': kind.__module__, '__qualname__': kind.__qualname__,
+                            '_of_program': kind}
     if ours is Guest:
         body['__slots__'] = ()
+    if kind.__reduce_ex__ is torch.nn.Parameter.__reduce_ex__:
+        body['__reduce_ex__'] = RemoteTensor.__reduce_ex__
+    if _is_lazy(kind):
+        lazy: Any = kind
+
+        def materialize(self: Any, *args: Any, **kwargs: Any) -> None:
+            lazy.materialize(self, *args, **kwargs)
+            if isinstance(self, RemoteTensor):
+                vars(self)['_home'] = lazy.cls_to_become
+
+        body |= {'cls_to_become': _joined(lazy.cls_to_become, ours), 'materialize': materialize,
+                 'shape': torch._C.TensorBase.shape,
+                 '__reduce_ex__': lambda self, protocol: (kind, (self.requires_grad,))}
     return types.new_class(kind.__name__, (kind, ours), exec_body=lambda names: names.update(body))
+
+
+_parameters: Any = torch.nn.parameter
+LAZY = _parameters.UninitializedTensorMixin
+
+
+def _is_lazy(kind: type) -> bool:
+    """Return whether tensors of a class have no shape yet, as the parameters of lazy modules."""
+    return issubclass(kind, LAZY)
 
 
 def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
@@ -289,6 +339,10 @@ def as_subclass(tensor: torch.Tensor, kind: Any) -> Any:
     if not isinstance(tensor, RemoteTensor) \
             or not plain and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _as_subclass(tensor, kind)
+    if _is_lazy(kind):
+        made = _make_subclass(kind, torch.empty(0, dtype=tensor.dtype, device='cpu'))
+        set_data(made, tensor)
+        return made
     _alias.kind = Value if plain else _joined(kind, Guest)
     try:
         with torch._C.DisableTorchFunctionSubclass():
@@ -301,7 +355,8 @@ def make_subclass(cls: Any, data: torch.Tensor, requires_grad: bool = False, **k
     """Do what `torch.Tensor._make_subclass` does, also for a remote tensor."""
     if not isinstance(data, RemoteTensor):
         return _make_subclass(cls, data, requires_grad, **kwargs)
-    return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
+    with torch._C.DisableTorchFunctionSubclass():
+        return as_subclass(data.detach(), cls).requires_grad_(requires_grad)
 
 
 def alias_kind() -> type[RemoteTensor]:
@@ -359,14 +414,16 @@ def _place(value: Any, home: type = torch.Tensor) -> Place:
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor.data`: a tensor with the same values, but without gradient history."""
-    return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach() if isinstance(tensor, RemoteTensor) else _data.__get__(tensor)
 
 
 def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Do what `tensor.data = value` does: give `tensor` new values, also on another device.
 
-    Modules use this assignment to move their parameters. Swap `tensor` and an alias of `value`, as
-    `torch.utils.swap_tensors` does. Autograd graphs keep the old values.
+    Modules use this assignment to move their parameters. To another device or dtype, swap `tensor`
+    and an alias of `value`, as `torch.utils.swap_tensors` does. Then autograd graphs keep the old
+    values, and the gradient of `tensor` moves too, because PyTorch accepts no other gradient.
     """
     here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
     if not here and not there:
@@ -375,7 +432,37 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if here and not isinstance(tensor, Place) and not there:
         raise RuntimeError('rrto: .data of a tensor created on the device cannot be set to a CPU '
                            'tensor unless it is a parameter: assign a new tensor instead')
-    other = value.detach()
+    one: Any = tensor
+    if here and there and tensor.dtype is value.dtype:
+        other: Any = get_data(value)
+        one.handle, other.handle = other.handle, one.handle
+        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunctionSubclass():
+            move(one, meta_of(other))
+        return
+    gradient = tensor.grad if tensor.is_leaf else None
+    tensor.grad = None    # a gradient that a tensor holds cannot be swapped
+    try:
+        _swap(tensor, value)
+        if gradient is not None:
+            gradient = _moved_gradient(gradient, tensor)
+    finally:
+        tensor.grad = gradient
+
+
+def _moved_gradient(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Move a gradient to the device and dtype of its tensor, in place if this is possible."""
+    if gradient.shape != tensor.shape:
+        return None
+    moved = gradient.detach().to(tensor.device, tensor.dtype)
+    if isinstance(gradient, RemoteTensor) and not isinstance(gradient, Place):
+        return moved
+    set_data(gradient, moved)
+    return gradient
+
+
+def _swap(tensor: Any, value: Any) -> None:
+    here, there = isinstance(tensor, RemoteTensor), isinstance(value, RemoteTensor)
+    other = get_data(value)
     if not here:
         other = _place(other)
     other.requires_grad_(tensor.requires_grad)
@@ -385,7 +472,7 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if here and there:
         one.handle, two.handle = two.handle, one.handle
     elif there:
-        home = type(tensor)
+        home: Any = type(tensor)
         one.__class__, two.__class__ = _joined(home, Place), home
         one.handle = vars(two).pop('handle')
         one._home, one._is_param = home, issubclass(home, torch.nn.Parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 
 from rclpy.node import Node
 
@@ -34,6 +35,22 @@ def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: 
         if (names if not wanted else wanted in names) or time.monotonic() > end:
             return names
         time.sleep(0.02)
+
+
+def first_of(node: Node, goes_on: Callable[[], bool], own: str) -> str:
+    """Return the server that is seen first: the `own`, which is starting, or another one.
+
+    A server that runs already is seen before one that is starting, however busy the machine is, so
+    there is no other limit. Return '' if `goes_on` is False before.
+    """
+    while goes_on():
+        names = servers(node)
+        if own in names:
+            return own
+        if names:
+            return names[0]
+        time.sleep(0.02)
+    return ''
 
 
 def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str = '') -> str:

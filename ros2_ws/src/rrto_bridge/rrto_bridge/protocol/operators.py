@@ -94,7 +94,7 @@ class Operator:
     writes: tuple[str, ...]  # names of the arguments that the operator changes
     lists: bool         # the operator returns one list of tensors
     out: bool           # the operator has an `out=` argument, and resizes it to the result
-    # the operator is from a library, not from ATen, and has one kernel for all devices
+    # the operator is from a library, not from ATen, and its only kernel is for all devices
     python: bool
 
 
@@ -108,7 +108,8 @@ def operator(function: Any) -> Operator:
     """Return the facts about an operator, given as PyTorch's `OpOverload` object."""
     schema, tags = function._schema, function.tags
     name = str(function)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), COMPOSITE)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    composite = has_kernel(function.name(), COMPOSITE)
     dynamic = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags \
         or name == 'aten._unique.default'   # PyTorch 2.8 lacks its tag
     index = name in ('aten.index.Tensor', 'aten._unsafe_index.Tensor')
@@ -122,8 +123,9 @@ def operator(function: Any) -> Operator:
         tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write),
         len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]',
         any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments),
-        function.namespace != 'aten'
-        and torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), EXPLICIT))
+        # Beside a kernel for the CPU, a library's kernel for all devices is slow, often a loop.
+        function.namespace != 'aten' and has_kernel(function.name(), EXPLICIT)
+        and not has_kernel(function.name(), 'CPU'))
 
 
 @lru_cache(None)

@@ -97,6 +97,8 @@ class ForkServer:
                 asked = json.loads(data)
                 if 'begin' in asked:
                     self._begin(asked['begin'], asked['incarnation'], asked['keys'])
+                elif 'leave' in asked:
+                    self._signal(signal.SIGTERM)
                 elif asked['kill'] in self.processes:
                     signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
 
@@ -117,6 +119,8 @@ class ForkServer:
                      reason=f'the server cannot start a process for the program: {error}')
             return
         if not child:
+            # `worker` waits for this signal
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.selector.close()
             self.link.close()

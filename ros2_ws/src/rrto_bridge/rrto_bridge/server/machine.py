@@ -96,6 +96,7 @@ class ServerMachine:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.paused = False     # whether new programs are refused
+        self.leaving = False    # whether the server ends, and refuses new programs
         self.broken = ''        # why new programs are refused permanently
         self._programs: dict[str, _Program] = {}
         self._waiting: deque[Begin] = deque()   # programs whose process has not started yet
@@ -142,8 +143,8 @@ class ServerMachine:
         return self._paid if self._waiting else math.inf
 
     def _refusal(self, request: OpenRequest) -> str:
-        if self.broken:
-            return self.broken
+        if self.broken or self.leaving:
+            return self.broken or 'the server ends'
         if self.paused:
             return 'the server is paused: its node is not active'
         if request.protocol != PROTOCOL:
@@ -196,6 +197,12 @@ class ServerMachine:
         error = known.killed or ending.reason or \
             f'its process on the server {_ended(ending.status)} in {ending.name or "its start"}'
         return [SendAck(program, known.incarnation, None, error), Leave(program, error)]
+
+    def leave(self, now: float) -> list[Action]:
+        """Admit no more programs; tell those whose process has not started that the server ends."""
+        self.leaving = True
+        return [action for begin in list(self._waiting)
+                for action in self.on_ended(begin.program, Ending(0, ENDED), now)]
 
     def close(self, reason: str = ENDED) -> list[Action]:
         """Forget all programs; return the actions that send `reason` to each program."""

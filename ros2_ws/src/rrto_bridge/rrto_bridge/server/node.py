@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
+from fleet_ros.serving import ServerNode as AnyServerNode
 
 from ..protocol.names import graph_name
 from .parameters import ServerSettings
 from .shell import Server
 
 
-class ServerNode(ManagedNode):
+class ServerNode(AnyServerNode):
     """Serves programs, with the parameters of `parameters.ServerSettings`.
 
     While the node is inactive, it refuses new programs; connected programs continue.
@@ -32,15 +32,11 @@ class ServerNode(ManagedNode):
         settings = declare(self, ServerSettings)
         settings.shaped_link()    # raises an error now if the link's trace file cannot be read
         name = graph_name(settings.name or socket.gethostname())
-        self.server = Server(self, name, settings)
-        self.held.callback(self.server.close)
-        self.server.pause(True)
+        server = Server(self, name, settings)
+        self.keep(server)
+        self._serves = f'serving as {server.name} on {server.device}'
 
     def activate(self) -> None:
         """Accept programs."""
-        self.server.pause(False)
-        self.get_logger().info(f'serving as {self.server.name} on {self.server.device}')
-
-    def deactivate(self) -> None:
-        """Refuse new programs."""
-        self.server.pause(True)
+        super().activate()
+        self.get_logger().info(self._serves)

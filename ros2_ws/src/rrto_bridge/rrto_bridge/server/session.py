@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fleet_link.errors import PeerError
 from fleet_link.stream import WINDOW, Ack, Frame, Stream
 
-from ..protocol.messages import SILENT, SendAck, SendFrame, sending
+from ..protocol.messages import ENDED, SILENT, SendAck, SendFrame, sending
 from .machine import Limits
 
 # If more than QUEUE messages or QUEUED bytes wait for execution, the server does not raise the
@@ -22,6 +22,7 @@ from .machine import Limits
 # server executes no messages.
 QUEUE = 256
 QUEUED = 4 << 20
+DRAIN = 1.0    # maximum seconds for which an ending server waits for what the program has begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class SessionMachine:
         self._heard = now
         self._messages: deque[bytes] = deque()
         self._queued = 0        # number of bytes in `_messages`
+        self._executes = False  # whether a message is being executed
+        self._ends_at = math.inf   # time at which the ending server ends the session
 
     # -- frames and time -------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class SessionMachine:
             self._stream.sender.on_ack(ack, now)
         except PeerError as wrong:
             return self.fail(str(wrong))
-        return self._send(now)
+        return self.on_time(now)
 
     def on_time(self, now: float) -> list[Action]:
         """End the session if the program has been silent for the lease; send what is due."""
@@ -100,7 +103,22 @@ class SessionMachine:
             return []
         if now >= self._heard + self.limits.lease:
             return self.fail(SILENT, False)
+        if now >= self._ends_at or self._ends_at < math.inf and self._waits_for_nothing:
+            return self.fail(ENDED, False)
         return self._send(now)
+
+    def leave(self, now: float) -> list[Action]:
+        """End the session because the server ends, at a moment when the program waits for nothing.
+
+        So the inference under way is not lost. This takes at most `DRAIN` seconds.
+        """
+        self._ends_at = min(self._ends_at, now + DRAIN)
+        return self.on_time(now)
+
+    @property
+    def _waits_for_nothing(self) -> bool:
+        return not (self._messages or self._executes or self._stream.receiver.partial) \
+            and self._stream.sender.done
 
     @property
     def deadline(self) -> float:
@@ -110,7 +128,7 @@ class SessionMachine:
         """
         if self.over:
             return math.inf
-        return min(self._heard + self.limits.lease, self._stream.deadline)
+        return min(self._heard + self.limits.lease, self._ends_at, self._stream.deadline)
 
     def fail(self, reason: str, fault: bool = True) -> list[Action]:
         """End the session and tell the program why."""
@@ -135,6 +153,7 @@ class SessionMachine:
             return None
         message = self._messages.popleft()
         self._queued -= len(message)
+        self._executes = True
         return message
 
     def on_reply(self, reply: bytes, now: float) -> list[Action]:
@@ -149,7 +168,10 @@ class SessionMachine:
 
         Call this after each executed message.
         """
+        self._executes = False
         receiver = self._stream.receiver
+        if self._ends_at < math.inf:
+            return self.on_time(now)
         if self.over or receiver.room > WINDOW // 2 or len(self._messages) > QUEUE // 2 \
                 or self._queued > QUEUED // 2:
             return []

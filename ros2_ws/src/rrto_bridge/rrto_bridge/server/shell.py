@@ -126,6 +126,10 @@ class ForkServerProcess:
         """Start the process of a program; `keys`: see `worker.Task`."""
         self._say(begin=program, incarnation=incarnation, keys=[key.hex() for key in keys])
 
+    def leave(self) -> None:
+        """End each program's process as soon as the program waits for nothing; see `session`."""
+        self._say(leave=True)
+
     def kill(self, program: str) -> None:
         """Kill the process of a program."""
         self._say(kill=program)
@@ -236,6 +240,22 @@ class Server:
         with self._changed:
             self.machine.paused = paused
 
+    def leave(self) -> None:
+        """Take no new programs, and end the others when they wait for nothing; see `busy`."""
+        with self._changed:
+            self._act(self.machine.leave(time.monotonic()))
+            self._fork_server.leave()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a program is connected."""
+        return bool(self._programs)
+
+    @property
+    def error(self) -> str:
+        """Why the server must be started again; '' if it need not."""
+        return self.machine.broken
+
     def close(self) -> None:
         """Notify the programs and end their processes; call this before the node is destroyed."""
         with self._changed:
@@ -310,7 +330,7 @@ class Server:
         """
         try:
             with self._changed:
-                if self._closing:
+                if self._closing or self.machine.leaving:
                     return
                 self.node.get_logger().error('the process that starts the programs\' processes has '
                                              'ended; starting another one')

@@ -37,7 +37,7 @@ from ..execution.weights import Weights
 from ..protocol import qos
 from ..protocol.convert import SERVER
 from ..protocol.errors import RemoteError
-from ..protocol.messages import ENDED, SendAck
+from ..protocol.messages import SendAck
 from .parameters import ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
@@ -46,17 +46,6 @@ PATIENCE = 10.0       # time in seconds within which DDS must find the program's
 # A process is always allowed at least this many bytes besides its tensors, for messages
 # and for workspaces of operators.
 ROOM = 64 << 20
-
-
-class _ServerHasEnded(BaseException):
-    pass
-
-
-def _server_has_ended(*_: Any) -> NoReturn:
-    # Ignore a second SIGTERM: when systemd stops the server, both systemd and the fork server send
-    # one.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _ServerHasEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +115,7 @@ class _Worker:
             self.channel.keep(sends, takes, task.incarnation)
         self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
         self._alarm = Alarm(self._on_time)
+        threading.Thread(target=self._await_end, name='end', daemon=True).start()
         self._spinning = Spinning(self.node)
         warm_up(self.device)
         memory = settings.memory << 20
@@ -142,7 +132,7 @@ class _Worker:
         this wait.
         """
         end = time.monotonic() + PATIENCE
-        while not self.channel.is_heard:
+        while not (self.channel.is_heard or self.reason):
             if time.monotonic() > end:
                 self.told = False    # the supervisor then sends the reason to the program
                 with self._changed:
@@ -152,20 +142,24 @@ class _Worker:
             time.sleep(0.002)
 
     def run(self) -> None:
-        """Execute messages until the session ends, or the fork server ends and sends SIGTERM."""
-        try:
-            signal.signal(signal.SIGTERM, _server_has_ended)
-            self._work()
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        except _ServerHasEnded:
-            with self._changed:
-                self._act(self.machine.fail(ENDED, False))
+        """Execute messages until the session ends."""
+        self._work()
         # Wait for this lock, because another thread may still send the reason of the end.
         with self._changed:
             self.status.leave(self.reason, False)
             self.told = self.told and self._answered()
             self.status.leave(self.reason, self.told)
         self._close()
+
+    def _await_end(self) -> None:
+        """End the session when the server ends.
+
+        The server then sends SIGTERM, which all threads of this process block; systemd may send
+        another one.
+        """
+        signal.sigwait({signal.SIGTERM})
+        with self._changed:
+            self._act(self.machine.leave(time.monotonic()))
 
     def _answered(self) -> bool:
         """Repeat the reason of the end until the program answers; return whether it has."""

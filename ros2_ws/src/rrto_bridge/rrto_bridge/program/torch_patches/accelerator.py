@@ -95,11 +95,10 @@ def _accelerator() -> None:
         'device_index': lambda index: nullcontext(),
         'get_device_capability': lambda of=None: {},
         'empty_cache': _nothing, 'empty_host_cache': _nothing,
-        'reset_peak_memory_stats': _nothing, 'reset_accumulated_memory_stats': _nothing,
-        'memory_stats': lambda of=None: cuda.memory_stats(),
-        'get_memory_info': lambda of=None: cuda.mem_get_info(),
-        **{name: lambda of=None: cuda.memory_allocated() for name in (
-            'memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')}}
+        'get_memory_info': cuda.mem_get_info,
+        **{name: getattr(cuda, name) for name in (
+            'memory_stats', 'memory_allocated', 'max_memory_allocated', 'memory_reserved',
+            'max_memory_reserved', 'reset_peak_memory_stats', 'reset_accumulated_memory_stats')}}
     for name, value in answers.items():
         if hasattr(module, name):
             setattr(module, name, value)
@@ -138,6 +137,10 @@ def _impossible() -> None:
     for name in ('CUDAGraph', 'graph'):
         setattr(cuda, name, type(name, (), {'__init__': graph}))
         setattr(cuda.graphs, name, getattr(cuda, name))
+    cuda.graph_pool_handle = cuda.graphs.graph_pool_handle = graph
+    accelerator: Any = getattr(torch, 'accelerator', None)
+    if hasattr(accelerator, 'Graph'):
+        accelerator.Graph = cuda.CUDAGraph
     cuda.make_graphed_callables = lambda callables, *args, **kwargs: callables
     memory = refuse("the device's memory is not on this machine", 'use tensor.cpu()')
     RemoteTensor.__dlpack__ = memory  # type: ignore[method-assign]
@@ -155,9 +158,20 @@ def _impossible() -> None:
             setattr(cuda.nvtx, name, _nothing)
     for name in ('init', 'start', 'stop'):
         setattr(cuda.profiler, name, _nothing)
-    cuda.memory_summary = lambda *a, **k: f'rrto: {cuda.memory_allocated()} bytes are allocated'
-    cuda.memory_snapshot = lambda *a, **k: []
     cuda.can_device_access_peer = lambda *a, **k: False
+    for name in ('caching_allocator_alloc', 'caching_allocator_delete', 'change_current_allocator',
+                 'CUDAPluggableAllocator', 'MemPool', 'use_mem_pool', 'current_blas_handle',
+                 'current_solver_handle', 'ExternalStream', 'get_stream_from_external',
+                 'GreenContext', 'check_error', 'cudart'):
+        if hasattr(cuda, name):
+            ours = refuse(f"torch.cuda.{name} needs CUDA's libraries on this machine",
+                          "the device's memory and its kernels are on the server")
+            value = getattr(cuda, name)
+            setattr(cuda, name, type(name, (), {'__init__': ours}) if isinstance(value, type)
+                    else ours)
+    history = refuse('the server keeps no history of its memory', 'ask torch.cuda.memory_stats()')
+    for name in ('_record_memory_history', '_snapshot', '_dump_snapshot'):
+        setattr(cuda.memory, name, history)
     missing = refuse('the server does not report the state of its device', 'query it on the server')
     for name in ('utilization', 'temperature', 'power_draw', 'clock_rate', 'memory_usage'):
         setattr(cuda, name, missing)

@@ -8,12 +8,13 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils import rnn
 
 from ...protocol.tensors import check_device
 from .. import remote
 from ..device import Device
 from ..remote import CUDA, RemoteTensor
-from . import accelerator, files, legacy, seen, tracing
+from . import accelerator, files, legacy, memory, seen, tracing
 
 
 class Properties(NamedTuple):
@@ -85,6 +86,11 @@ class Stream:
         _check(device)
         self.priority = priority
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority, which are equal."""
+        return 0, 0
+
     def synchronize(self) -> None:
         """Wait until the server has executed all calls made so far."""
         torch.cuda.synchronize()
@@ -122,8 +128,10 @@ def install(device: Device) -> None:
               'Event': Event, 'device_of': lambda tensor: _DeviceScope()}
     for name, value in (_queries(device) | others).items():
         setattr(torch.cuda, name, value)
-        if name in vars(torch.cuda.memory):   # some programs call functions of this module directly
-            setattr(torch.cuda.memory, name, value)
+        for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+            if name in vars(module):   # some programs use these modules directly
+                setattr(module, name, value)
+    memory.install(device)
     # PyTorch 2.4 asks for these abstract base classes when it imports torch._dynamo.
     bases: Any = getattr(torch, '_streambase', None)
     for name, kind in (('_EventBase', Event), ('_StreamBase', Stream)):
@@ -138,7 +146,7 @@ def install(device: Device) -> None:
     tracing.install(device)
     torch.device = _DeviceName  # type: ignore[misc,assignment]
     torch.jit._builtins._register_builtin(_DeviceName, 'aten::device')
-    _staging()
+    _constructors()
     torch.Stream, torch.Event = Stream, AnyEvent  # type: ignore[misc,assignment]
     torch.compile = _no_compile
 
@@ -225,10 +233,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     def seed(value: int) -> None:
         device.connection.seed(int(value))
 
-    memory = ('memory_allocated', 'max_memory_allocated', 'memory_reserved', 'max_memory_reserved')
-    nothing = ('empty_cache', 'ipc_collect', 'set_stream', 'init', '_sleep',
-               'reset_peak_memory_stats', 'reset_max_memory_allocated', 'set_sync_debug_mode',
-               'set_per_process_memory_fraction')
+    nothing = ('ipc_collect', 'set_stream', 'init', '_sleep', 'set_sync_debug_mode')
     stream = Stream()
     return {
         'is_available': constant(True), 'is_initialized': constant(True),
@@ -237,15 +242,12 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         'set_device': _checked(lambda of=None: None),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
-        'mem_get_info': _checked(lambda of=None: (query('free'), query('total'))),
-        'memory_stats': _checked(lambda of=None: {
-            'allocated_bytes.all.current': query('used')}),
         'synchronize': _checked(lambda of=None: device.connection.synchronize()),
         'manual_seed': seed, 'manual_seed_all': lambda value: seed(value),
         'current_stream': _checked(lambda of=None: stream),
         'default_stream': _checked(lambda of=None: stream),
         'stream': lambda s=None: nullcontext(s), 'is_current_stream_capturing': constant(False),
-        **{name: ask('used') for name in memory}, **{name: constant(None) for name in nothing},
+        'get_sync_debug_mode': constant(0), **{name: constant(None) for name in nothing},
     }
 
 
@@ -261,8 +263,9 @@ def _tensors(device: Device) -> None:
         setattr(torch, name, lambda input, name=name: getattr(input, name)())
     torch.nn.Parameter.__new__ = remote.new_parameter  # type: ignore[method-assign]
     for owner, name in ((torch.Tensor, 'to'), (torch.Tensor, 'cuda'), (torch.nn.Module, 'to'),
-                        (torch.nn.Module, 'cuda')):
+                        (torch.nn.Module, 'cuda'), (rnn.PackedSequence, 'to')):
         setattr(owner, name, _numbered(getattr(owner, name)))
+    remote.LAZY._allowed_methods += [torch.Tensor.to, torch.Tensor.cuda]
 
 
 def _pin(self: torch.Tensor, device: Any = None) -> torch.Tensor:
@@ -281,27 +284,49 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
     return any(hasattr(tensor, '_rrto_pinned') for tensor in (self, self._base))
 
 
-def _staging() -> None:
-    """Make `torch.empty(..., pin_memory=True)`, which safetensors uses, return ordinary memory."""
-    empty = torch.empty
-    from torch.utils import _device
-    # This call caches a list of functions. The list must contain PyTorch's own `empty`, so make the
-    # call before `empty` is replaced.
-    _device._device_constructors()
+def _constructors() -> None:
+    """Patch functions that create tensors, for arguments that a PyTorch without CUDA refuses.
 
-    @functools.wraps(empty)
+    The argument `device=0` means 'cuda:0'; `pin_memory=True` returns ordinary memory.
+    """
+    from torch.jit import _builtins
+    from torch.utils import _device
+    names = {function.__name__ for function in _device._device_constructors()}
+    names |= {'normal', *(name for name in dir(torch) if name.endswith('_like'))}
+    ignored = torch.overrides.get_ignored_functions()
+    for owner, name in (*((torch, name) for name in names),
+                        (torch.fft, 'fftfreq'), (torch.fft, 'rfftfreq'),
+                        *((torch.Tensor, name) for name in dir(torch.Tensor)
+                          if name.startswith('new_')), (torch.nn.Module, 'to_empty')):
+        function = getattr(owner, name, None)
+        if function is None:
+            continue
+        made = _constructor(function, 0 if function in ignored else 1)
+        if owner is torch:
+            made.__module__, made.__qualname__ = 'torch', name
+        script = _builtins._find_builtin(function)
+        if script is not None:
+            _builtins._register_builtin(made, script)
+        setattr(owner, name, made)
+    _device._device_constructors.cache_clear()   # `torch.device(...)` as a context knows them by it
+
+
+def _constructor(function: Callable[..., Any], relevant: int) -> Callable[..., Any]:
+    """Wrap a function; the class of its first `relevant` arguments may override it."""
+    has_override = torch.overrides.has_torch_function_unary
+
+    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if has_override(args[0] if relevant and args else None):
+            return torch.overrides.handle_torch_function(call, args[:relevant], *args, **kwargs)
         pinned = kwargs.pop('pin_memory', None)
         if type(kwargs.get('device')) is int:
             kwargs['device'] = f"cuda:{kwargs['device']}"
-        made = empty(*args, **kwargs)
+        made = function(*args, **kwargs)
         if pinned:
-            made._rrto_pinned = True  # type: ignore[attr-defined]
+            made._rrto_pinned = True
         return made
-
-    call.__module__, call.__qualname__ = 'torch', 'empty'
-    torch.empty = call
-    torch.jit._builtins._register_builtin(call, 'aten::empty')
+    return call
 
 
 def _numbered(method: Callable[..., Any]) -> Callable[..., Any]:

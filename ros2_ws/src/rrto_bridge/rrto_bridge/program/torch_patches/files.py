@@ -8,17 +8,20 @@ device. Tensors that share memory in the file also share memory on the device.
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import serialization
 
 from ...protocol.tensors import check_device, dense
 from .. import remote
 from ..device import Device
-from ..remote import RemoteTensor
+from ..remote import RemoteTensor, Storage
 
 _ConcreteType: Any = torch._C.ConcreteModuleType
 
@@ -45,31 +48,136 @@ def install(device: Device) -> None:
 
 
 def _loading(device: Device) -> None:
-    load = torch.load
+    """Patch `torch.load` and `pickle`: tensors that were on a CUDA device come back to it."""
+    load, restore_location = torch.load, serialization._get_restore_location
+    read = serialization._load
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        moved: set[int] = set()
+        outer, _now.loading = _now.loading, Loading(map_location, restore_location)
+        try:
+            with device.loading_weights():
+                return _now.loading.finished(load(f, map_location, *args, **kwargs))
+        finally:
+            _now.loading = outer
 
-        def locate(storage: Any, location: str) -> Any:
-            target = location
-            if callable(map_location):
-                placed = map_location(storage, location)
-                target = location if placed is None else str(placed.device)
-            elif isinstance(map_location, dict):
-                target = map_location.get(location, location)
-            elif map_location is not None:
-                target = str(map_location)
-            if str(target).startswith('cuda'):
-                moved.add(storage.data_ptr())
-            return storage
+    @functools.wraps(read)
+    def _read(*args: Any, **kwargs: Any) -> Any:
+        if _now.loading is not None:
+            _now.loading.complete = True
+        return read(*args, **kwargs)
 
-        locate.map_location = map_location  # type: ignore[attr-defined]
-        loaded = load(f, locate, *args, **kwargs)
-        with device.loading_weights():
-            return _moved(loaded, Moving(moved)) if moved else loaded
+    def _restore_location(map_location: Any) -> Any:
+        return restore_location(map_location) if _now.loading is None else _now.loading.locate
+
+    def rebuilding(rebuild: Any, at: int) -> Any:
+        @functools.wraps(rebuild)
+        def rebuilt(storage: Any, *args: Any) -> torch.Tensor:
+            tensor = rebuild(storage, *args)
+            marked = len(args) > at and remote.MARK in (args[at] or ())
+            loading = _now.loading
+            cdata = tensor.untyped_storage()._cdata
+            if loading is not None and cdata in loading.located:
+                return loading.rebuilt(tensor, marked, *loading.located[cdata])
+            if tensor.device.type == 'cpu' and (marked or hasattr(storage, remote.MARK)):
+                with device.loading_weights():
+                    return Moving()(tensor)
+            return tensor
+        return rebuilt
 
     torch.load = _load
+    serialization._load, serialization._get_restore_location = _read, _restore_location
+    for name, at in remote.METADATA.items():
+        if hasattr(torch._utils, name):
+            setattr(torch._utils, name, rebuilding(getattr(torch._utils, name), at - 1))
+    torch._weights_only_unpickler._get_allowed_globals.cache_clear()
+    storages: Any = torch.UntypedStorage
+    storages.cuda, storages.to = _storage_on_device, _storage_to
+
+
+class _Now(threading.local):
+    loading: Loading | None = None   # the running `torch.load`
+
+
+_now = _Now()
+
+
+class Loading:
+    """One run of `torch.load`: decides which storages of the file move to the device.
+
+    `complete`: whether a storage has its values when its tensors are made. In a file of the old
+    format, the values follow at the end; then `finished` moves the tensors.
+    """
+
+    def __init__(self, map_location: Any, restore_location: Any) -> None:
+        self._map, self._place = map_location, restore_location(map_location)
+        self.complete = False
+        # Maps the `_cdata` of each storage to the storage and whether it moves to the device; None:
+        # it moves if it was saved from there.
+        self.located: dict[int, tuple[Any, bool | None]] = {}
+        self._moving = Moving()
+
+    def locate(self, storage: Any, location: str) -> Any:
+        """Return the storage in its new place; for the device, return it as it is."""
+        moves: bool | None = None
+        if callable(self._map):
+            placed = self._map(storage, location)
+            if placed is not None:
+                moves = placed.device.type == 'cuda'
+                storage = storage if moves else placed
+            else:
+                moves = self._on_device(location) or None
+        elif self._map is None or isinstance(self._map, dict):
+            moves = self._on_device(self._target(location)) or None
+        else:
+            moves = self._on_device(str(self._map))
+        if not moves:
+            storage = self._place(storage, location)
+        self.located[storage._cdata] = storage, moves
+        return storage
+
+    def _target(self, location: str) -> str:
+        return str(self._map.get(location, location) if isinstance(self._map, dict) else location)
+
+    def _on_device(self, location: str) -> bool:
+        if location.partition(':')[0] != 'cuda':
+            return False
+        check_device(torch.device(location))
+        return True
+
+    def rebuilt(self, tensor: torch.Tensor, marked: bool, storage: Any, moves: bool | None
+                ) -> torch.Tensor:
+        """Return a tensor of the file, on the device if it belongs there."""
+        if moves is None and marked:
+            moves = self._on_device(self._target(str(remote.CUDA)))
+            self.located[storage._cdata] = storage, moves
+        return self._moving(tensor) if moves and self.complete else tensor
+
+    def finished(self, loaded: Any) -> Any:
+        """Return what the file contained; if it had the old format, move its tensors now."""
+        moved = {key for key, (_, moves) in self.located.items() if moves}
+        if self.complete or not moved:
+            return loaded
+        if isinstance(loaded, torch.TypedStorage):   # `pickle` makes a tensor of it
+            setattr(loaded, remote.MARK, True)
+        return _moved(loaded, Moving(moved))
+
+
+def _storage_on_device(self: Any, device: Any = None, non_blocking: bool = False) -> Storage:
+    """Return what the storage would be on the device: `map_location` may return this."""
+    check_device(torch.device('cuda' if device is None else f'cuda:{device}'
+                              if isinstance(device, int) else device))
+    return remote.new_storage(next(_unused), self.nbytes())
+
+
+def _storage_to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+    if torch.device(device).type == 'cuda':
+        return self.cuda(device)
+    return _to(self, device=device, non_blocking=non_blocking)
+
+
+_to: Any = getattr(torch.UntypedStorage, 'to', None)    # not in PyTorch 2.4
+_unused = itertools.count(-1, -1)    # keys of memory that no tensor has
 
 
 def _saving() -> None:
@@ -89,7 +197,7 @@ def _saving() -> None:
 class Moving:
     """Moves tensors to the device.
 
-    `only`: addresses of the storages to move; None: move all storages.
+    `only`: `_cdata` of the storages to move; None: move all storages.
     """
 
     def __init__(self, only: set[int] | None = None) -> None:
@@ -106,7 +214,7 @@ class Moving:
         on the device already, or if its storage is not among the storages to move.
         """
         if isinstance(tensor, RemoteTensor) or self._only is not None \
-                and tensor.untyped_storage().data_ptr() not in self._only:
+                and tensor.untyped_storage()._cdata not in self._only:
             return tensor
         if id(tensor) not in self._done:
             moved = self._move(tensor.detach()).requires_grad_(tensor.requires_grad)
@@ -206,9 +314,6 @@ def _loading_scripts(device: Device) -> None:
 
     @functools.wraps(load)
     def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # The patched `torch.load` passes its function `locate` as `map_location`. The attribute
-        # `map_location` of `locate` is the argument of the user.
-        map_location = getattr(map_location, 'map_location', map_location)
         place = torch.device(map_location) if isinstance(map_location, str) else map_location
         if isinstance(place, torch.device) and place.type != 'cuda' \
                 or place is None and not _names_cuda(f):
