@@ -86,7 +86,7 @@ def show(folder, seed, rank, number):
                     arm.targets(dice, 1, half)[0], dice)
 
 
-def run(out, seed, minutes, say=print):
+def run(out, seed, minutes):
     """Run the fleet and both arms; return the results, also if Ctrl+C has ended it."""
     fleet = load_fleet(str(HERE / 'fleet.yaml'), [])
     os.environ.update(dds_environment(fleet.network))
@@ -99,17 +99,16 @@ def run(out, seed, minutes, say=print):
             [sys.executable, '-m', 'rog_cli.main', 'fleet', 'up', str(HERE / 'fleet.yaml'),
              '--plain', '--out', 'fleet', '--set', f'seed={seed}', '--minutes', str(minutes)],
             cwd=out, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    begun = []                       # the time at which the training has begun
+    arms, begun = [], []             # begun: the time at which the training has begun
 
     def started():
         return time.monotonic() - begun[0] if begun else 0.0
-    server = f'{fleet.network.namespace}/rog'
-    arms = [Arm(rank, robot.name, link_trace(robot.link), server, seed, started)
-            for rank, robot in enumerate(fleet.robots)]
     try:
         shown, said = BEGIN, 0.0
-        for one in arms:
-            one.start()
+        for rank, robot in enumerate(fleet.robots):
+            arms.append(Arm(rank, robot.name, link_trace(robot.link),
+                            f'{fleet.network.namespace}/rog', seed, started))
+            arms[-1].start()
         while process.poll() is None:
             time.sleep(0.1)
             if not begun and any(one.follower.newest is not None for one in arms):
@@ -120,16 +119,16 @@ def run(out, seed, minutes, say=print):
                 shown += 1
             if begun and started() >= said:
                 said += 5
-                say(f'{started():4.0f} s  ' + '   '.join(map(_progress, arms)), flush=True)
+                print(f'{started():4.0f} s  ' + '   '.join(map(_progress, arms)), flush=True)
     except KeyboardInterrupt:
-        say('ending')
+        print('ending', flush=True)
         process.send_signal(signal.SIGINT)
     finally:
         for one in arms:
             one.stopping.set()
         for one in arms:
             one.join()
-        if process.poll() is None and sys.exc_info()[0] is not None:
+        if sys.exc_info()[0] is not None:
             process.terminate()
         process.wait(60)
     return _results(out, seed, arms, process.returncode)

@@ -191,9 +191,13 @@ class Imitation(Task):
             return copy.deepcopy(self._policy.model())   # it may be the same each time
 
     def _chunk_length(self) -> int:
-        model = self._new().eval()
-        with torch.no_grad():
-            shape = tuple(self._actions(model, example(self._policy, self._contract)).shape)
+        model = self._new().eval().requires_grad_(True)
+        found = self._actions(model, example(self._policy, self._contract))
+        if not found.requires_grad:
+            raise TaskError(f'policy must give actions that can be differentiated, and those of '
+                            f'{self._spec} cannot: its model or its method actions computes '
+                            'without gradients')
+        shape = tuple(found.shape)
         if len(shape) != 3 or shape[0] != 1 or shape[2] != self._contract.size:
             raise TaskError(f'policy must give actions (1, n, {self._contract.size}) for one '
                             f'observation, and (B, n, {self._contract.size}) for B, got {shape}')

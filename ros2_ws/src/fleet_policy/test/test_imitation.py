@@ -68,6 +68,13 @@ class Follower(Policy):
         return output
 
 
+class Detached(Follower):
+    """A policy without gradients, as LeRobot's are."""
+
+    def actions(self, output):
+        return output.detach()
+
+
 class Inpainting(Follower):
     """A policy that needs given actions."""
 
@@ -274,6 +281,7 @@ def test_what_is_trained_is_chosen_and_the_rest_starts_where_it_should(tmp_path,
     ({'train': ['encoder.*']}, r"'encoder\.\*' must fit the name of a parameter"),
     ({'tolerance': {'arm': 1.0}}, 'tolerance must be a number of at least 0, or one for each of'),
     ({'policy': 'test_imitation:Inpainting'}, 'must not inpaint'),
+    ({'policy': 'test_imitation:Detached'}, 'must give actions that can be differentiated'),
     ({'policy': 'nothing:Here'}, "no module 'nothing'"),
     ({'test': 'nowhere'}, 'nowhere must be a folder of episodes')])
 def test_an_option_that_is_wrong_is_named(tmp_path, changes, why):
