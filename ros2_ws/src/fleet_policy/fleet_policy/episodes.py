@@ -191,9 +191,10 @@ class Episodes:
     def look(self) -> None:
         """Read at most one folder that is new; say so in the log if it cannot be read, twice."""
         path = next(iter(self._new()), None)
+        if path is None:
+            return
         try:
-            if path is not None:
-                self._add(path)
+            self._add(path)
         except DataError as error:
             if path in self._tried:
                 log.warning('%s is left out: %s', path, error)
