@@ -266,6 +266,7 @@ NOT_RUN = {
     'pip install distributed': 'make setup does it',
     'pip install PyQt6-WebEngine': "a browser, for launch/test/test_view_of_two_runs.py",
     'pip install jupyterlab': 'for the notebook', 'jupyter lab': EXAMPLE,
+    'python examples/learn_and_act/': EXAMPLE,
     'pip install cupy-cuda12x': 'for a machine with a GPU',
     'dask ': "rog_sim's tests start a scheduler and a worker",
     'rog study coding --cluster': "rog_sim's tests run on a cluster",

@@ -244,6 +244,26 @@ def test_a_recorded_link_is_trained_over_again(run):
             assert done(run(f'-m rog_cli.main {short}'))
 
 
+@pytest.mark.long
+def test_two_arms_act_with_what_the_fleet_learns_from_both(run, tmp_path):
+    text = done(run('examples/learn_and_act/run.py --minutes 0.35 --out there'))
+    found = json.loads(text.splitlines()[-1])
+    curves = json.loads((tmp_path / 'there/results.json').read_text())['curves']
+    for name, curve in curves.items():
+        assert found['versions'][name] >= 2 and found['reaches'][name] > 5
+        assert curve[-1][2] == found['success'][name] > curve[0][2], curve
+    assert found['sent_bytes'] > 0 and (tmp_path / 'there/success.png').stat().st_size > 0
+
+
+@pytest.mark.long
+def test_two_arms_end_with_ctrl_c(run):
+    program = run('examples/learn_and_act/run.py --out there')
+    program.wait('^ *0 s  arm1')
+    code, text = program.interrupt()
+    assert code == 0 and 'ending' in text and 'Traceback' not in text, text
+    assert json.loads(text.splitlines()[-1])['code'] == 0
+
+
 @pytest.mark.parametrize('there', [True, False])
 def test_the_fleet_with_a_recording_starts_only_where_ros2_bag_is(there, monkeypatch):
     for module in ('launch', 'launch.actions', 'launch.launch_description_sources',

@@ -1,4 +1,4 @@
-"""Turn actions of the policy into messages.
+"""Turn actions of the policy into messages, and messages of a recording into actions.
 
 If there is no action, the setting `safety` decides which messages are sent.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from .contract import Action, Contract
 from .core.chunks import Actions
 from .core.machine import ACT, HOLD, STOP, Command
-from .messages import TRAJECTORY, message_class, write
+from .messages import TRAJECTORY, MessageError, by_name, message_class, numbers, write
 
 
 class Writer:
@@ -53,3 +53,26 @@ class Writer:
         point.time_from_start.nanosec = int(min(1e9 / self._contract.rate, 999_999_999))
         message.joint_names, message.points = list(entry.names), [point]
         return message
+
+
+def numbers_of(entry: Action, message: Any) -> Actions:
+    """Return the action in a message, float32 (n,), in the policy's unit.
+
+    Of a trajectory it is the first point.
+
+    :raises MessageError: the message has not all numbers of the entry, or one is not finite.
+    """
+    holder = message
+    if entry.type == TRAJECTORY:
+        if not len(message.points):
+            raise MessageError('must have a point')
+        holder = message.points[0]
+    if not entry.names:
+        values = numbers(holder, entry.field, entry.fields, entry.count)
+    else:
+        found = by_name(message, entry.field, entry.names, holder)
+        missing = [name for name in entry.names if name not in found]
+        if missing:
+            raise MessageError(f'must have {entry.field} of {missing[0]!r}')
+        values = np.array([found[name] for name in entry.names], np.float32)
+    return np.float32(entry.factor) * values

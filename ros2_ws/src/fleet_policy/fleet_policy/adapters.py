@@ -44,10 +44,7 @@ class TorchPolicy(Policy):
         if not isinstance(made, torch.nn.Module):
             raise PolicyError(f'module must be a torch.nn.Module, got {type(made).__name__}')
         if weights:
-            try:
-                load_weights(made, weights)
-            except VersionError as error:
-                raise PolicyError(f'weights must be those of the module: {error}') from None
+            _load(made, weights)
         self._module = made.eval()
         self._names = list(contract.observations)
         _check_arguments(made, self._names)
@@ -63,6 +60,16 @@ class TorchPolicy(Policy):
     def actions(self, output: Any) -> torch.Tensor:
         """Return the module's output; if there are several outputs, return the first one."""
         return output[0] if isinstance(output, (tuple, list)) else output
+
+
+def _load(module: torch.nn.Module, weights: str) -> None:
+    try:
+        load_weights(module, weights)
+    except VersionError as error:
+        try:
+            load_weights(Scaled(module), weights)   # what a fleet has trained by `Imitation`
+        except VersionError:
+            raise PolicyError(f'weights must be those of the module: {error}') from None
 
 
 def _check_arguments(module: torch.nn.Module, names: list[str]) -> None:

@@ -118,15 +118,18 @@ def joints_of(message: Any) -> list[str]:
     return list(getattr(message, next(name for name in _NAMES if hasattr(message, name))))
 
 
-def by_name(message: Any, field: str, names: Sequence[str]) -> dict[str, np.float32]:
+def by_name(message: Any, field: str, names: Sequence[str], holder: Any = None
+            ) -> dict[str, np.float32]:
     """Return the numbers of those of the joints ``names`` that a message has.
 
     A message need not have all joints, and an empty list of numbers means that it has none.
 
+    :param holder: what has ``field`` if the message itself has not: a point of a trajectory.
     :raises MessageError: names and numbers do not fit, a joint is there twice, or its number is
         not finite.
     """
-    there, values = joints_of(message), np.asarray(_get(message, field), np.float32)
+    there = joints_of(message)
+    values = np.asarray(_get(message if holder is None else holder, field), np.float32)
     wanted = [name for name in names if name in there] if len(values) else []
     if wanted and len(there) != len(values):
         raise MessageError(f'has {len(there)} names and {len(values)} numbers')

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from fleet_policy.adapters import LeRobotPolicy, TorchPolicy
+from fleet_policy.adapters import LeRobotPolicy, Scaled, TorchPolicy
 from fleet_policy.contract import make_contract
 from fleet_policy.core.config import CoreSettings
 from fleet_policy.errors import DataFault, PolicyError
@@ -40,15 +40,18 @@ def test_the_contract_is_that_of_the_class_or_of_a_file(tmp_path):
         load_contract('policies:Net')
 
 
-def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_path):
+@pytest.mark.parametrize('run', ['run', 'acted'])
+def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_path, run):
     from safetensors.torch import save_file
     net = Net()
     for parameter in net.parameters():
         parameter.data += 0.5
     (tmp_path / 'run/models/1').mkdir(parents=True)   # what a fleet has learned
     save_file(net.state_dict(), tmp_path / 'run/models/1/model.safetensors')
+    (tmp_path / 'acted/models/1').mkdir(parents=True)   # and as the model of this policy
+    save_file(Scaled(net).state_dict(), tmp_path / 'acted/models/1/model.safetensors')
     policy = load_policy('fleet_policy.adapters:TorchPolicy', {
-        'module': 'policies:Net', 'weights': str(tmp_path / 'run')}, CONTRACT_OF)
+        'module': 'policies:Net', 'weights': str(tmp_path / run)}, CONTRACT_OF)
     batch = {**blank(CONTRACT_OF), 'top': torch.randint(0, 256, (1, 3, 24, 32), dtype=torch.uint8)}
     inputs = inputs_of(policy, batch, None, 4)
     assert inputs[0].dtype == torch.uint8
