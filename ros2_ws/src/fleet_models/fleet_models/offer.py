@@ -179,6 +179,8 @@ class Offer:
         elif not _READER.fullmatch(name):
             response.reason = ('the name of a reader must be a letter and at most 99 letters, '
                                'digits and _')
+        elif call is not None and not name.startswith(robot.replace('/', '_')[:60] + '_'):
+            response.reason = f'this is the key of {robot}, not of {name.rpartition("_")[0]}'
         elif known is not None and known.robot != robot:
             response.reason = f'the name {name} is in use'
         elif known is None and len(self._readers) >= MOST_READERS:
@@ -196,9 +198,10 @@ class Offer:
         return response
 
     def _opened(self, name: str, incarnation: int, call: Call | None) -> _Reader:
+        robot = name.rpartition('_')[0] if call is None else call.robot
         session = Session(self._node, f'model/{name}/', incarnation, True,
                           partial(self._on_message, name), self._on_woken,
-                          self._link_of(name.rpartition('_')[0]), self._keyed)
+                          self._link_of(robot), self._keyed)
         number = secrets.randbits(63)
         if call is not None and self._answerer is not None:
             seals = self._answerer.session(call, number)

@@ -159,12 +159,15 @@ def test_with_a_key_only_the_team_follows(made, tmp_path):
     write_key(tmp_path / 'stranger.key', other.of('robot1'))
     server, first, mine = made(tmp_path / 'a', key), net(), net()
     server.give(first, .5)
-    stranger, unkeyed = net(), net()
+    stranger, unkeyed, other_name = net(), net(), net()
     with follow(mine, key=str(tmp_path / 'robot.key')) as fleet, \
             follow(stranger, key=str(tmp_path / 'stranger.key')) as theirs, \
-            follow(unkeyed) as nobodys:
+            follow(unkeyed) as nobodys, \
+            follow(other_name, key=str(tmp_path / 'robot.key'), robot='robot2') as renamed:
         assert fleet.wait(LIMIT) and fleet.take() and same(mine, first)
         eventually(lambda: 'key' in nobodys.reason, lambda: nobodys.reason)
+        eventually(lambda: 'this is the key of robot1, not of robot2' in renamed.reason,
+                   lambda: renamed.reason)
         end = time.monotonic() + 2
         eventually(lambda: time.monotonic() > end)
         assert theirs.ready is None and nobodys.ready is None

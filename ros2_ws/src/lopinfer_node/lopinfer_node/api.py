@@ -181,7 +181,8 @@ class OffloadedModel:
         self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')
-        self._node = Node('lopinfer', namespace=self._robot, context=self._context)
+        self._node = Node('lopinfer', namespace=self._robot, context=self._context,
+                          use_global_arguments=False)
         bound_parameters(self._node, writable=False)
         try:
             client = Servers(self._node, traced, self._options)

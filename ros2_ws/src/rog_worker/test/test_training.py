@@ -83,6 +83,9 @@ class Exiting(Line):
 class Robot:
     """Replaces the worker node and the server; ends the run after ``iterations`` iterations."""
 
+    def get_namespace(self):
+        return '/a_robot_that_nobody_follows'
+
     def __init__(self, iterations, evaluate_every=0, task='Line'):
         self.settings = from_flat(WorkerSettings, {
             'task': f'{__name__}:{task}', 'seed': 4, 'batch_size': 5, 'learning_rate': 0.1,

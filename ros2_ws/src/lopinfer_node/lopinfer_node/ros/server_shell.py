@@ -81,6 +81,7 @@ class ServerOptions:
 
 # By the type of a device: for how many results it may compute ahead of those that wait for copies.
 AHEAD = {'cuda': 1}
+TRIAL = 'trial.json'     # file in the folder of a model
 
 
 class _Lane:
@@ -337,22 +338,31 @@ class Server:
             return self._models[digest, device]
 
     def _try(self, digest: str) -> Trial:
-        """Return the trial of a model on this machine; run it if no valid trial is stored."""
+        """Return the trial of a model on this machine; run it if no valid trial is stored.
+
+        The trial of a model that differs only in the values of its weights counts, too.
+        """
         folder = self.store.use(digest)
-        path = folder / 'trial.json'
+        trial = self._stored_trial(folder)
+        if trial is not None:
+            return trial
+        twins = map(self._stored_trial, self.store.twins(digest))
+        trial = next(filter(None, twins), None) or self._trier(folder)
         try:
-            trial = Trial.load(path)
-            if trial.profile.machine == machine() \
-                    and trial.profile.whole.sum() <= self.options.limits.longest:
-                return trial
-        except ProfileError:
-            pass  # no trial is stored yet, or the stored trial is damaged
-        trial = self._trier(folder)
-        try:
-            trial.save(path)
+            trial.save(folder / TRIAL)
         except OSError as error:   # the trial is not stored, so it runs again when it is needed
             self.node.get_logger().warning(f'cannot keep the measurements of the model: {error}')
         return trial
+
+    def _stored_trial(self, folder: Path) -> Trial | None:
+        """Return the trial in the folder of a model; None if there is no valid one."""
+        try:
+            trial = Trial.load(folder / TRIAL)
+        except ProfileError:    # no trial is stored yet, or the stored trial is damaged
+            return None
+        fits = trial.profile.machine == machine() \
+            and trial.profile.whole.sum() <= self.options.limits.longest
+        return trial if fits else None
 
     def _prepare_plans(self, client: str) -> None:
         with self._changed:

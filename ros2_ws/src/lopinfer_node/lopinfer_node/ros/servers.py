@@ -39,7 +39,8 @@ class Servers:
         self._turn = threading.Lock()   # held during an inference and an update
         changed = threading.Condition()
         self._nodes = [Node('lopinfer', namespace=f'{node.get_namespace().rstrip("/")}/server{k}',
-                            context=node.context, start_parameter_services=False)
+                            context=node.context, start_parameter_services=False,
+                            use_global_arguments=False)
                        for k in range(2, len(names) + 1)]
         self._clients = [Client(own, traced, replace(options, server=name), self.report, changed)
                          for own, name in zip([node, *self._nodes], names, strict=True)]

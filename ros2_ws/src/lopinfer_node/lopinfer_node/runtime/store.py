@@ -101,6 +101,17 @@ class Store:
             os.utime(self.path(digest))
         return self.path(digest)
 
+    def twins(self, digest: str) -> list[Path]:
+        """Return the folders of the complete models with the same graph, but other weights."""
+        graph = (self.path(digest) / GRAPH).read_bytes()
+        found = []
+        for other in sorted(self.digests() - {digest}):
+            path = self.path(other) / GRAPH
+            with contextlib.suppress(OSError):   # deleted meanwhile
+                if path.stat().st_size == len(graph) and path.read_bytes() == graph:
+                    found.append(path.parent)
+        return found
+
     def load(self, digest: str, device: str = 'cpu') -> Traced:
         """Read a complete model; raise ModelError if it does not match its digest."""
         traced = load(self.path(digest), device)
