@@ -51,7 +51,8 @@ import torch
 from fleet_env.links.trace import LinkTrace, write_trace
 from lopinfer_node.cli.rig import SERVER, private_domain
 from PIL import Image
-from rrto_bridge.cli.run import find
+from rrto_bridge.cli.run import in_domain
+from rrto_bridge.protocol.discovery import find_server
 from sklearn.datasets import load_sample_image
 
 HERE = Path(__file__).resolve().parent
@@ -197,8 +198,9 @@ def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
     with process(sys.executable, *server, '--log-level', 'warn',
                  *(part for key, value in given.items() for part in ('-p', f'{key}:={value}')),
                  env=here, preexec_fn=after_the_robot):
-        if who != LOPINFER and not find(READY, name):
-            raise SystemExit('the server of RRTO was not found')
+        if who != LOPINFER:
+            with in_domain() as node:
+                find_server(node, READY, name)
         with client(0.0, '', 0.0) as (output, _, _):   # this client sends the weights to the server
             output.until(with_server, READY, f'the first client of {who}')
         yield lambda period: client(period, str(path), DELAY)
