@@ -48,7 +48,7 @@ from rog_msgs.msg import (
     TransferEnd,
     TransferReceipt,
 )
-from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
+from rog_msgs.srv import PinModel, Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
 from rog_ros.bundle import split
 from rog_ros.convert import to_ros
@@ -922,7 +922,8 @@ def test_a_stranger_cannot_say_that_a_control_call_was_carried_out(keyed):
         response.sealed = request.sealed
         return response
     offered = [keyed.node.create_service(kind, f'/rog/{name}', answer) for kind, name in (
-        (Stop, 'stop'), (SetSync, 'set_sync'), (SaveCheckpoint, 'save_checkpoint'))]
+        (Stop, 'stop'), (SetSync, 'set_sync'), (SaveCheckpoint, 'save_checkpoint'),
+        (PinModel, 'pin_model'))]
     publisher = keyed.node.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
     command = [sys.executable, '-m', 'rog_cli.main', 'control', 'stop', '--timeout', '15',
                '--key', str(keyed.folder / 'fleet.key')]
