@@ -102,7 +102,7 @@ def test_every_manifest_names_its_license_file_and_the_same_people_and_place():
         assert (path.parent / license.get('file')).read_bytes() == (ROOT / 'LICENSE').read_bytes()
         told.add((root.find('maintainer').get('email'), root.findtext('maintainer'),
                   root.findtext('url')))
-    assert len(manifests) == 22 and len(told) == 1 and all(told.pop())
+    assert len(manifests) == 24 and len(told) == 1 and all(told.pop())
 
 
 def test_all_packages_have_one_version():
