@@ -46,6 +46,7 @@ REASON_PERIOD = 1.0  # least seconds between two log lines with reasons for one 
 LOG_PERIOD = 10.0  # seconds between two log lines about stale actions, or about other publishers
 # Maximum time in seconds to wait until the commands for the safe state have arrived.
 LAST_WORDS = 1.0
+LOST = 2               # ticks that a chunk loses: of its request, and of its arrival
 WARM = 2               # number of inferences before the inference that is measured
 
 
@@ -223,10 +224,13 @@ class PolicyNode(ManagedNode):
                                f'{seconds:.2f} s')
         # The actions of a chunk must last until the next chunk has been computed. A chunk begins
         # at the time of its observation, so the first actions are too late when the computation
-        # ends.
-        if seconds * (1 + self.settings.margin) > lasts:
-            self.get_logger().warning('the robot alone cannot keep up: it will starve without the '
-                                      'server; use longer chunks or a smaller model')
+        # ends, and so are those of the ticks in which it is requested and taken.
+        needed = seconds * (1 + self.settings.margin) + LOST / self.contract.rate
+        if needed >= lasts:
+            self.get_logger().warning(
+                f'a chunk of {len(actions)} actions lasts {lasts:.2f} s, and must last longer than '
+                f'an inference and {LOST} ticks, {needed:.2f} s: the robot alone cannot keep up, '
+                'and starves without the server; use longer chunks or a smaller model')
 
     def _place(self, name: str, network: Network, where: Any) -> Computing:
         place = Computing(name, self.policy, self.contract, network, where, self._on_computed,

@@ -140,10 +140,16 @@ def chunk_of(policy: Policy, output: Any) -> Actions:
     """Return the policy's actions as an array, one action per row.
 
     If the output has an invalid shape, the array has this shape, too.
+
+    :raises PolicyError: the policy does not return numbers.
     """
     found = policy.actions(output)
-    array = found.detach().float().cpu().numpy() if isinstance(found, torch.Tensor) \
-        else np.asarray(found, np.float32)
+    try:
+        array = found.detach().float().cpu().numpy() if isinstance(found, torch.Tensor) \
+            else np.asarray(found, np.float32)
+    except (TypeError, ValueError) as error:
+        raise PolicyError('actions of the policy must return a tensor or an array of numbers, got '
+                          f'{type(found).__name__}: {error}') from None
     return array[0] if array.ndim == 3 and len(array) == 1 else array
 
 

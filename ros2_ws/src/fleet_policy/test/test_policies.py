@@ -190,3 +190,12 @@ def test_a_recording_without_a_joint_is_refused_with_the_joints_that_it_has():
             message.name = ['a', 'b', 'd']
     with pytest.raises(DataFault, match=r"has position of joint 'c' \(its joints are a, b, d\)"):
         play(events)
+
+
+@pytest.mark.parametrize('found', [{'a': 1.0}, 'text', [[1.0], [1.0, 2.0]]])
+def test_actions_that_are_no_numbers_are_refused_in_one_line(found):
+    class Odd(Small):
+        def actions(self, output):
+            return found
+    with pytest.raises(PolicyError, match='must return a tensor or an array of numbers, got'):
+        chunk_of(Odd(), None)

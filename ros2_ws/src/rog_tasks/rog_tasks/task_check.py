@@ -107,7 +107,8 @@ def _gradient(task: Task, model: 'nn.Module', batch: Any, watch: '_Watch'
     loss.backward()
     value = float(loss.detach())  # waits for a GPU
     seconds = time.perf_counter() - began
-    gradients = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    # of an embedding, a sparse one becomes dense when it is pushed
+    gradients = sum(p.nbytes for p in model.parameters() if p.grad is not None)
     return seconds, sum({**own, **kept}.values()) + gradients, value
 
 

@@ -154,3 +154,17 @@ def test_a_process_that_ends_or_does_not_answer_is_an_error():
         call_apart(lambda: os._exit(9), 60)
     with pytest.raises(NoAnswer):
         call_apart(lambda: os.read(os.pipe()[0], 1), 0.1)
+
+
+def test_a_sparse_embedding_is_measured():
+    class Sparse(Toy):
+        def model(self):
+            return nn.Sequential(nn.EmbeddingBag(10, 3, sparse=True), nn.Linear(3, 1))
+
+        def batches(self, rank, world):
+            while True:
+                yield torch.randint(10, (4, 2))
+
+        def loss(self, model, batch):
+            return model(batch).square().mean()
+    assert found(Sparse()).parameters == 34

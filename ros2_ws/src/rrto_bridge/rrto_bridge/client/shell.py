@@ -161,8 +161,8 @@ class Link(Port):
                 self.lease = self._open()
                 break
             except _NotServedError:   # it may be dead, full or ending, or have another key
-                others = [name for name in servers(self.node) if name not in tried]
-                if self._wanted or not others:
+                others = [] if self._wanted else self._others(tried)
+                if not others:
                     raise
                 self._stop_receiving()
                 self.server = others[0]
@@ -173,6 +173,14 @@ class Link(Port):
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forked)
+
+    def _others(self, tried: set[str]) -> list[str]:
+        """Return servers that were not tried; wait for one as long as for the first."""
+        end = time.monotonic() + LIMIT
+        while not (found := [name for name in servers(self.node) if name not in tried]) \
+                and time.monotonic() < end:
+            time.sleep(0.02)
+        return found
 
     def _create_topics(self) -> None:
         base = f'/rrto/{self.server}/{self.program}/'
