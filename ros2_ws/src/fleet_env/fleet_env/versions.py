@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet_env.durable import finite, flush, read_file
+from fleet_env.durable import finite, flush, read_file, write_whole
 from fleet_env.errors import VersionError, why_unread
 
 SCHEMA = 'rog-version/1'
@@ -190,7 +190,7 @@ class Versions:
         version = Version(number=max(numbers, default=0) + 1, parent=max(numbers, default=0),
                           digest=hashlib.sha256(model).hexdigest(), **about)
         path = self.path(version.number)
-        text = json.dumps({'schema': SCHEMA, **finite(dataclasses.asdict(version))}, indent=2)
+        text = json.dumps(description(version), indent=2)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.tidy()
@@ -260,6 +260,38 @@ def read_about(folder: Path) -> Version:
         return version_from(json.loads(read_file(path)))
     except (OSError, ValueError, RecursionError) as error:
         raise VersionError(f'{path} cannot be read: {why_unread(error, path)}') from error
+
+
+def description(version: Version) -> dict[str, Any]:
+    """Return the content of ``version.json``; `version_from` reads it."""
+    return {'schema': SCHEMA, **finite(dataclasses.asdict(version))}
+
+
+def write_apart(folder: Path, version: Version, model: bytes) -> None:
+    """Keep one version in a folder of its own, in place of the one that is there.
+
+    A reader that comes between the two files, or after a crash there, finds none.
+
+    :raises OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / MODEL_FILE, model)
+    write_whole(folder / ABOUT_FILE, json.dumps(description(version), indent=2).encode() + b'\n')
+
+
+def read_apart(folder: Path, besides: str = '') -> tuple[Version, bytes] | None:
+    """Return the version that `write_apart` keeps, and the file of its model.
+
+    None: there is none, it is being replaced, or its digest is ``besides``.
+    """
+    try:
+        version = read_about(folder)
+        if version.digest == besides:
+            return None
+        model = (folder / MODEL_FILE).read_bytes()
+    except (VersionError, OSError):
+        return None
+    return (version, model) if hashlib.sha256(model).hexdigest() == version.digest else None
 
 
 def version_from(data: Any) -> Version:

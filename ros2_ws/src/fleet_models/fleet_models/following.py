@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 import math
 import threading
 import time
@@ -14,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleet_env.durable import finite, write_whole
-from fleet_env.errors import VersionError
+from fleet_env.durable import finite
 from fleet_env.settings.fleet import AccessConfig
-from fleet_env.versions import ABOUT_FILE, MODEL_FILE, SCHEMA, Version, read_about
+from fleet_env.versions import Version, read_apart, write_apart
 
 from .errors import FollowError
 from .fetch import Fetched
@@ -152,11 +148,6 @@ class Follower:
         return None if found is None else found.version
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` was called; then `Prepare` should end soon."""
-        return self._closed
-
-    @property
     def reason(self) -> str:
         """Why the newest version is not in use, or cannot be kept; empty if all is well."""
         newest, fetch = self._reader.fetch.newest, self._reader.fetch
@@ -268,31 +259,17 @@ class Follower:
     # -- the version that is kept ------------------------------------------------------------------
 
     def _read_kept(self) -> tuple[Version, bytes] | None:
-        if self._keep is None:
-            return None
-        try:
-            version = read_about(self._keep)
-            content = (self._keep / MODEL_FILE).read_bytes()
-        except (VersionError, OSError):   # nothing was kept yet
-            return None
-        return (version, content) if hashlib.sha256(content).hexdigest() == version.digest else None
+        return None if self._keep is None else read_apart(self._keep)
 
     def _write_kept(self) -> None:
-        """Keep the version in use, if it is not kept yet, beside the owner, because a disk is slow.
-
-        A crash between the two files leaves none, because of the digest.
-        """
+        """Keep the version in use if it is not kept yet; the owner need not wait for a disk."""
         with self._keeping:
             with self._changed:
                 ready, self._to_keep = self._to_keep, None
             if ready is None or self._keep is None:
                 return
-            text = json.dumps({'schema': SCHEMA, **finite(dataclasses.asdict(ready.version))},
-                              indent=2)
             try:
-                self._keep.mkdir(parents=True, exist_ok=True)
-                write_whole(self._keep / MODEL_FILE, ready.content)
-                write_whole(self._keep / ABOUT_FILE, text.encode() + b'\n')
+                write_apart(self._keep, ready.version, ready.content)
                 self._unkept = ''
             except OSError as error:
                 self._unkept = f'{self._keep} cannot keep the version in use: {error.strerror}'

@@ -7,9 +7,7 @@ while somebody reads it. The file is whole at any time: a new one takes its plac
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import json
 import math
 import os
 import threading
@@ -19,9 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from fleet_env.durable import finite, write_whole
-from fleet_env.errors import VersionError, WeightsError
-from fleet_env.versions import ABOUT_FILE, MODEL_FILE, SCHEMA, Version, read_about
+from fleet_env.errors import WeightsError
+from fleet_env.versions import Version, read_apart, write_apart
 from fleet_env.weights import state_bytes
 
 from .fetch import Fetched
@@ -63,9 +60,7 @@ class Share:
                               time.strftime('%Y-%m-%dT%H:%M:%S%z'), math.nan, self._task,
                               f"the model of {self._robot}", '',
                               hashlib.sha256(content).hexdigest())
-            about = {'schema': SCHEMA, **finite(dataclasses.asdict(version))}
-            write_whole(self._folder / MODEL_FILE, content)
-            write_whole(self._folder / ABOUT_FILE, json.dumps(about).encode())
+            write_apart(self._folder, version, content)
             self.error = ''
         except (OSError, WeightsError) as error:
             self.error = f'the model is not shared with other processes of this robot: {error}'
@@ -116,14 +111,8 @@ class LocalReader:
 
     def _read(self, before: str) -> Fetched | None:
         """Return the model if it is another one; None also while the worker replaces it."""
-        try:
-            version = read_about(self._folder)
-            if version.digest == before:
-                return None
-            content = (self._folder / MODEL_FILE).read_bytes()
-        except (VersionError, OSError):
+        if (found := read_apart(self._folder, before)) is None:
             return None
-        if hashlib.sha256(content).hexdigest() != version.digest:
-            return None
+        version, content = found
         return Fetched(Announcement(version, len(content), '', 0), content)
 

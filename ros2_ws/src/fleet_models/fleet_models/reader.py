@@ -108,11 +108,6 @@ class Reader:
         self._alarm.set(time.monotonic())
         _READERS.add(self)
 
-    @property
-    def has_session(self) -> bool:
-        """Whether the server is there."""
-        return self._session is not None and not self.trouble
-
     def say(self) -> None:
         """Say to the server what this reader does, soon; any thread may call this."""
         self._say_at = 0.0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fleet_env.emulated.shaped import ShapedLink
-from fleet_link.errors import PeerError, SealError
+from fleet_link.errors import PeerError
 from fleet_link.seal import Seal
 from fleet_link.stream import Ack, Frame, Stream
 from fleet_msgs import msg
@@ -57,7 +57,6 @@ class Session:
                  take: Callable[[bytes], None], woken: Callable[[], None],
                  link: ShapedLink | None = None, keyed: bool = False) -> None:
         self.incarnation, self.ended = incarnation, ''   # `ended`: why it is over; '' if it is not
-        self.unproved = 0        # messages that our key does not open
         self._take, self._woken = take, woken
         self.begin()
         self._stream = Stream(max(MOST_MESSAGE, MOST_TEXT))
@@ -66,7 +65,7 @@ class Session:
         topics = Topics({Frame: (msg.Frame, ours), Ack: acks, str: acks},
                         {msg.Frame: theirs, msg.FrameAck: f'{ours}_ack'},
                         partial(_to_ros, incarnation), _payload, STREAM)
-        self._channel = Channel(node, topics, base, self._on_message, self._on_unproved, link,
+        self._channel = Channel(node, topics, base, self._on_message, lambda error: None, link,
                                 keyed)
         if isinstance(link, Borrowed):
             link.left = self._channel.flush
@@ -141,9 +140,6 @@ class Session:
             self.end(str(error))
         self._poll()
         self._woken()
-
-    def _on_unproved(self, error: SealError) -> None:
-        self.unproved += 1
 
 
 def _to_ros(incarnation: int, value: Frame | Ack | str) -> Any:

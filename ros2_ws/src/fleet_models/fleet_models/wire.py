@@ -15,8 +15,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fleet_env.durable import finite
-from fleet_env.versions import SCHEMA, Version, version_from
+from fleet_env.versions import Version, description, version_from
 
 from .errors import FollowError
 from .parts import DIGEST
@@ -69,7 +68,7 @@ class Part(NamedTuple):
 def announce(what: Announcement) -> bytes:
     """Return the message of an announcement."""
     fields = {f.name: getattr(what, f.name) for f in dataclasses.fields(what)}
-    fields['version'] = {'schema': SCHEMA, **finite(dataclasses.asdict(what.version))}
+    fields['version'] = description(what.version)
     return _text(ANNOUNCE, fields)
 
 

@@ -50,7 +50,7 @@ def test_a_worker_without_memory_says_so_and_trains_on(monkeypatch):
     share = Share(ROBOT, 'task', net())
     shared_folder(ROBOT).mkdir(parents=True)
     (shared_folder(ROBOT) / local.WANTED).touch()
-    monkeypatch.setattr(local, 'write_whole', lambda *_: (_ for _ in ()).throw(OSError(28, 'full')))
+    monkeypatch.setattr(local, 'write_apart', lambda *_: (_ for _ in ()).throw(OSError(28, 'full')))
     share.offer(1, 1.0)
     assert 'is not shared' in share.error
 
