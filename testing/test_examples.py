@@ -227,9 +227,9 @@ def test_my_policy_acts_on_its_contract_in_recorded_time(monkeypatch):
 
 @pytest.mark.long
 def test_my_policy_runs_in_the_node_of_a_robot(run):
-    said, = re.findall(r'`python (-m fleet_policy\.main[^`]*)`',
-                       (ROOT / 'docs/policy.md').read_text())
-    run(f'{" ".join(said.split())} -p threads:=1').wait('my_policy:Reach acts at 30 Hz')
+    said, = re.findall(r'^python (-m fleet_policy\.main.*)$',
+                       (ROOT / 'docs/policy.md').read_text(), re.M)
+    run(f'{said} -p threads:=1').wait('my_policy:Reach acts at 30 Hz')
 
 
 @pytest.mark.long

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 # prepared. Without them, versions that come faster than they are prepared would never be taken.
 GRACE = 10.0
 
+# Held while a model is traced, and while one is read or copied: a trace gives the model fake tensors
+# for its duration, and PyTorch patches itself, so that there is one trace at a time.
+TRACING = threading.Lock()
+
 # Makes of a model's new tensors what can be put in the place of the present model.
 Prepare = Callable[[dict[str, 'Tensor']], Any]
 
@@ -220,7 +224,8 @@ class Follower:
     def _examine(self, version: Version, content: bytes, pinned: bool) -> None:
         """Check a version whose file is here; offer it to the owner, or say why not."""
         try:
-            state = tensors_of(content, self._model)
+            with TRACING:
+                state = tensors_of(content, self._model)
             found = math.nan
             if self._check is not None:
                 found = checked(self._check, with_state(self._model, state))
@@ -326,7 +331,8 @@ def with_state(model: nn.Module, state: dict[str, Tensor]) -> nn.Module:
     """
     import copy
     try:
-        twin = copy.deepcopy(model)
+        with TRACING:
+            twin = copy.deepcopy(model)
         twin.load_state_dict(state)
     except Exception as error:   # the objects of a model can raise anything
         raise FollowError(f'the model cannot be copied with it: {type(error).__name__}: '

@@ -20,6 +20,7 @@ import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
 from fleet_models import FollowOptions
+from fleet_models.following import TRACING
 from fleet_ros.exposure import team_key
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
@@ -41,8 +42,6 @@ from .runtime.planner import TablePlanner
 
 MOST_WARNINGS = 16     # maximum number of warnings about calls that are not shared, one per reason
 
-# only one trace at a time, because torch patches itself during a trace
-_tracing = threading.Lock()
 _names: set[str] = set()     # namespaces of the clients of this process
 _names_lock = threading.Lock()
 
@@ -269,7 +268,7 @@ class _Given:
             own, named = pytree.tree_map(torch.clone, (args, kwargs))
             with torch.no_grad():
                 source(*own, **named)
-        with _tracing:
+        with TRACING:
             self.traced = trace(source, *args, **kwargs)
             self.snapshot = before or Snapshot(model)
             self.snapshot.note_results(source, run)

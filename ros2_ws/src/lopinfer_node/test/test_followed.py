@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -24,6 +25,7 @@ from test_nodes import (  # noqa: F401
     store,
     tried,
 )
+from torch._subclasses import FakeTensor
 
 
 @contextmanager
@@ -133,6 +135,36 @@ def test_threads_that_call_during_a_change_get_one_version_or_the_other(
             for thread in threads:
                 thread.join()
         assert not failed
+
+
+class Interrupted(Small):
+    """A model that calls a function once while it is traced."""
+
+    once = None
+
+    def forward(self, x):
+        if isinstance(self.first.weight, FakeTensor) and Interrupted.once:
+            once, Interrupted.once = Interrupted.once, None
+            once()
+        return super().forward(x)
+
+
+def test_a_version_that_comes_while_the_model_is_traced_is_taken_up(tmp_path):
+    model, x, new = Interrupted().eval(), torch.rand(SHAPE), other(1)
+    with offering(tmp_path) as fleet, \
+            offload(model, options=ClientOptions(halves), follow='/rog') as shared:
+        version = fleet.write(new, .5)
+
+        def give():
+            fleet.announce(version)
+            eventually(lambda: shared.follower.newest is not None)
+            end = time.monotonic() + .5     # a copy of the traced model would fail before
+            while not shared.follower.reason and time.monotonic() < end:
+                time.sleep(.02)
+        Interrupted.once = give
+        shared.connect(x)
+        assert Interrupted.once is None
+        eventually(lambda: equal(shared(x), new, x))
 
 
 def test_a_margin_beyond_its_bounds_is_refused():
