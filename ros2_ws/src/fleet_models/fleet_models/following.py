@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # prepared. Without them, versions that come faster than they are prepared would never be taken.
 GRACE = 10.0
 
-# Held while a model is traced, and while one is read or copied: a trace gives the model fake tensors
+# Held while a model is traced, and while one is read or copied: a trace gives a model fake tensors
 # for its duration, and PyTorch patches itself, so that there is one trace at a time.
 TRACING = threading.Lock()
 
