@@ -97,7 +97,7 @@ def remote(model, example):
 
 
 class Servers:
-    """Two servers of one kind, as processes."""
+    """Two servers of one kind, as processes, each on a core of its own."""
 
     def __init__(self, kind, environment, folder):
         self.kind, self.environment, self.folder = kind, environment, folder
@@ -108,10 +108,13 @@ class Servers:
             'lopinfer': ('lopinfer_node.nodes', ['-r', f'__ns:=/{name}', '-p',
                                                  f'directory:={self.folder}/{name}']),
             'rrto': ('rrto_bridge.server.main', ['-p', f'name:={name}'])}[self.kind]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, '-c', f'from {module} import server_main as m; raise SystemExit(m())',
              '--ros-args', '--log-level', 'warn', *own, '-p', 'threads:=1', '-p', 'device:=cpu'],
             env=self.environment)
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(process.pid, {cores[NAMES.index(name) % len(cores)]})
+        return process
 
     def hand_over(self, name):
         """End the server by SIGTERM and start it again; return when, and how long its end took."""
