@@ -6,7 +6,7 @@ counts in a tensor on the device, so a call that is lost or executed twice shows
 prints one JSON line per kind of robot: inferences, `lost` (an exception instead of a result),
 `wrong` (not the model's result or count), `late` (longer than the period), and for each hand-over
 the seconds to the end of the server, inferences above the deadline (the period), the longest, and
-the seconds until the robot uses a server again (`back_s`). `late_between`: late inferences more
+the seconds until the robot uses a server again (`back_s`). `late_at`: when, how long, where. `late_between`: late inferences more
 than `SETTLED` s after a hand-over, for which it is not the cause.
 
 `bench_handovers.py [--minutes M] [--every S] [--rate HZ] [--kinds lopinfer rrto] [--side PIXELS]`.
@@ -180,7 +180,8 @@ def summary(rows, overs, deadline, code):
             'median_s': round(statistics.median(r[1] for r in rows), 4),
             'longest_s': round(max(r[1] for r in rows), 3), 'hand_overs': len(overs),
             'late_per_hand_over': {n: late.count(n) for n in sorted(set(late))},
-            'each': overs}
+            'each': overs, 'late_at': [[round(r[0] - rows[0][0], 2), round(r[1], 3), r[3]]
+                                       for r in rows if r[1] > deadline]}
 
 
 def main():
