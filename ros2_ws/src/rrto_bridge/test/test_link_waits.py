@@ -4,9 +4,12 @@ import signal
 import threading
 from collections import deque
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from fleet_msgs.msg import FrameAck
+from rrto_bridge.client import shell
+from rrto_bridge.client.journal import Journal
 from rrto_bridge.client.shell import Link
 from rrto_bridge.protocol.errors import LinkError
 from rrto_bridge.protocol.messages import ENDED, SILENT
@@ -20,6 +23,7 @@ class Stop(Exception):
 def link():
     made = Link.__new__(Link)
     made.server, made.lease, made._inbox, made._waited = 's', 3.0, deque(), False
+    made.engine = None
     return made
 
 
@@ -42,6 +46,19 @@ def test_a_program_that_is_interrupted_with_its_server_is_not_told_that_that_has
     assert not link.idle
     with pytest.raises(LinkError, match='the server has ended'):
         link.receive()
+
+
+def test_a_program_that_continues_without_the_server_waits_for_no_interrupt(link, monkeypatch):
+    waits = []
+    monkeypatch.setattr(shell.time, 'sleep', waits.append)
+    link.lost, link.engine = ENDED, SimpleNamespace(journal=Journal())
+    with pytest.raises(LinkError, match='the server has ended'):
+        link.receive()
+    assert not waits
+    link.engine.journal = None
+    with pytest.raises(LinkError):
+        link.receive()
+    assert waits == [shell.GRACE]
 
 
 @pytest.mark.parametrize(('reason', 'said'), [

@@ -109,6 +109,7 @@ class Link(Port):
         self.mode = options.mode
         self._wanted = graph_name(options.server) if options.server else ''
         self.lost = ''                       # reason why the link has ended; '' while it has not
+        self.engine: Any = None              # the engine whose counters the status message contains
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
         self.stream = Stream(MESSAGE)
@@ -168,7 +169,6 @@ class Link(Port):
                 self.server = others[0]
                 tried.add(self.server)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # the engine whose counters the status message contains
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
         atexit.register(self.close)
@@ -326,9 +326,10 @@ class Link(Port):
 
         One Ctrl+C can end both the server and this program. If the Ctrl+C reaches this program
         during the wait, the program ends with KeyboardInterrupt instead of an error about the
-        server.
+        server. A program that continues without the server gets no error, so it does not wait.
         """
-        if self.lost == ENDED and not self._waited:
+        goes_on = self.engine is not None and self.engine.journal is not None
+        if self.lost == ENDED and not self._waited and not goes_on:
             self._waited = self.idle = True
             try:
                 time.sleep(GRACE)
