@@ -39,7 +39,7 @@ from fleet_ros.environment import dds_environment
 
 TOKENS = 16
 OUTAGE = 5.0
-BEFORE, AFTER = 40.0, 20.0      # s from the server's start to the outage; s from its end to the end
+BEFORE, AFTER = 50.0, 15.0      # s from the server's start to the outage; s from its end to the end
 
 
 def decoder():
@@ -357,9 +357,13 @@ def main():
     if options.outage:
         ways = {'rrto': (Rrto, 'error'), 'rrto, on-loss local': (Rrto, 'local'),
                 **{k: v for k, v in WAYS.items() if k != 'rrto'}}
-        rows = {what: {name: outage_row(kind, options, options.round_trips[0] / 2000, environment,
-                                        way, what) for name, (kind, way) in ways.items()
-                       if kind is Rgpu or what != 'cut'} for what in ('stall', 'cut', 'killed')}
+        rows = {}
+        for what in ('stall', 'cut', 'killed'):
+            for name, (kind, way) in ways.items():
+                if kind is Rgpu or what != 'cut':
+                    rows[f'{what}, {name}'] = outage_row(
+                        kind, options, options.round_trips[0] / 2000, environment, way, what)
+                    print(what, name, rows[f'{what}, {name}'], file=sys.stderr, flush=True)
         print(json.dumps({'model': options.model, 'outage': rows}))
         return
     rows = {}
