@@ -69,6 +69,16 @@ MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
 
+# The links to close at the end of the program. One that is lost may be making another one then: its
+# threads, left alone, would abort the process.
+_links: list[Link] = []
+
+
+def _close_links() -> None:
+    while _links:
+        _links.pop().close()
+
+
 class _NotServedError(ConfigError):
     pass
 
@@ -171,7 +181,8 @@ class Link(Port):
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
-        atexit.register(self.close)
+        _links.append(self)
+        atexit.register(_close_links)
         os.register_at_fork(after_in_child=self._forked)
 
     def _others(self, tried: set[str]) -> list[str]:
@@ -268,6 +279,7 @@ class Link(Port):
         """Tell the server that this program ends, and release the node's resources."""
         if not self._context.ok():
             return
+        self.ending = True
         with self._changed:
             lost = self.lost
             self._fail(ENDS)
@@ -292,7 +304,7 @@ class Link(Port):
         The child exits without cleanup: some libraries would wait for ROS threads, which a forked
         child does not have.
         """
-        atexit.unregister(self.close)
+        atexit.unregister(_close_links)
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
 

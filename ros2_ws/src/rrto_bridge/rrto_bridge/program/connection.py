@@ -156,6 +156,8 @@ class Connection:
             return False
         try:
             found.settle(found.machine.synchronize())
+            if lost.port.ending:
+                raise LinkError('the program ends')
             prepare(lost.journal, found)
         except OutOfMemory:
             pass                # `resume` says so
