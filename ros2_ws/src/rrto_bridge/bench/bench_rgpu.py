@@ -14,9 +14,9 @@ seconds from its end to the first result, how the program ended. `stall`: the li
 `cut`: also, TCP connections break (RRTO has none); `killed`: the server is killed, and started
 again at the end.
 
-`bench_rgpu.py [--model M] [--round-trips MS ...] [--rate MB/s] [--inferences N] [--outage]`. It
-needs PyTorch 2.14 or newer and rgpu: `.versions/2.14/bin/python` of `make versions`, after
-`.versions/2.14/bin/python -m pip install --no-deps rgpu==0.1.1`.
+`bench_rgpu.py [--model M] [--round-trips MS ...] [--rate MB/s] [--inferences N] [--outage [KIND
+...]]`. It needs PyTorch 2.14 or newer and rgpu: `.versions/2.14/bin/python` of `make versions`,
+after `.versions/2.14/bin/python -m pip install --no-deps rgpu==0.1.1`.
 """
 
 import argparse
@@ -168,13 +168,14 @@ class Proxy:
             writer.transport.abort()
             return
         ways = asyncio.gather(self._carry(reader, there[1]), self._carry(there[0], writer))
-        if self.cut:
+        if self.cut and (left := self.stalled[0] - time.time()) > 0:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.shield(ways), max(0, self.stalled[0] - time.time()))
-            for one in (writer, there[1]):
-                one.transport.abort()
-        with contextlib.suppress(OSError):
+                await asyncio.wait_for(asyncio.shield(ways), left)
+            ways.cancel()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
             await ways
+        for one in (writer, there[1]):      # also if the other end was reset
+            one.transport.abort()
 
     def _left(self):
         """Return for how many seconds more it carries nothing."""
@@ -341,7 +342,7 @@ def main():
     parser.add_argument('--rate', type=float, default=4.0, help='MB/s in each direction')
     parser.add_argument('--inferences', type=int, default=24)
     parser.add_argument('--limit', type=float, default=300.0, help='s for one program')
-    parser.add_argument('--outage', action='store_true')
+    parser.add_argument('--outage', nargs='*', choices=['stall', 'cut', 'killed'])
     parser.add_argument('--program', help='device; the program itself')
     parser.add_argument('--compiled', action='store_true')
     parser.add_argument('--until', type=float)
@@ -354,11 +355,11 @@ def main():
         return
     environment = {**os.environ, **dds_environment(ReachConfig()), 'OMP_NUM_THREADS': '1',
                    'OMP_WAIT_POLICY': 'passive', 'ROS_DOMAIN_ID': str(1 + os.getpid() % 100)}
-    if options.outage:
+    if options.outage is not None:
         ways = {'rrto': (Rrto, 'error'), 'rrto, on-loss local': (Rrto, 'local'),
                 **{k: v for k, v in WAYS.items() if k != 'rrto'}}
         rows = {}
-        for what in ('stall', 'cut', 'killed'):
+        for what in options.outage or ('stall', 'cut', 'killed'):
             for name, (kind, way) in ways.items():
                 if kind is Rgpu or what != 'cut':
                     rows[f'{what}, {name}'] = outage_row(
