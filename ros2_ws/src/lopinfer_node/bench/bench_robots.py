@@ -192,6 +192,7 @@ def main():
                             'together': served(options, robots, 16, folder),
                             'in_turns': served(options, robots, 1, folder),
                             'plain_after': plain(options, robots)}
+            print(robots, rows[robots], file=sys.stderr, flush=True)
     print(json.dumps({'model': options.model, 'robots': rows}))
 
 
