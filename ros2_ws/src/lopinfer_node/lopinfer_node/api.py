@@ -272,6 +272,7 @@ class _Given:
                 source(*own, **named)
         with TRACING:
             self.traced = trace(source, *args, **kwargs)
+            self.traced.example = _varied(leaves)
             self.snapshot = before or Snapshot(model)
             self.snapshot.note_results(source, run)
         self.outputs: Any = self.traced.structure   # how tensors are nested in the results
@@ -304,6 +305,13 @@ class _Given:
         if torch.get_default_dtype() is not self._default:
             return "PyTorch's default dtype has changed since the model was traced"
         return _modes()
+
+
+def _varied(leaves: list[Any]) -> list[torch.Tensor] | None:
+    """Return copies of the model's inputs if they look like real ones; None if all are constant."""
+    tensors = [leaf.detach().clone() for leaf in leaves]
+    return tensors if any(t.numel() and bool((t != t.flatten()[0]).any()) for t in tensors) else \
+        None
 
 
 def _twin(model: torch.nn.Module) -> torch.nn.Module:

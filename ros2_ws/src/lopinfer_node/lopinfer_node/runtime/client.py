@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import fleet_env.settings.base
 import numpy as np
+from fleet_compute.inlets import Inlets
 from fleet_env.settings.base import setting
 from fleet_link.arrivals import Arrivals, expanded
 
@@ -154,6 +155,7 @@ class ClientMachine:
         self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
+        self.inlets = Inlets(lambda: self.outbox.link.rate)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
         self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request
@@ -348,7 +350,7 @@ class ClientMachine:
         self._own_limit = self._limit = \
             now + self.choice.patience(known, self.settings.deadline, now)
         route = Route(self._number, self._numbers[bin_], bin_, self._limit)
-        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
+        self._request = Execution(DEVICE, route, steps, plan.transfers, run, self.inlets)
         self._abandoned = False
         self._first = self.outbox.link.sent
         self._bytes_down = 0
