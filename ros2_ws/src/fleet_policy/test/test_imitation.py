@@ -1,5 +1,7 @@
 """A policy's model learns recorded episodes; new ones enter; held-out ones measure it."""
 
+import copy
+import io
 import logging
 import math
 import sys
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fleet_env.vision import import_torchvision
+from fleet_env.weights import load_weights, state_bytes
 from fleet_policy.actions import numbers_of
 from fleet_policy.contract import make_contract
 from fleet_policy.episodes import METADATA, Episodes, read_dataset, read_episode
@@ -21,8 +24,10 @@ from fleet_policy.sources import made_up
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from rog_core.model.flat import FlatModel, contents_of
+from rog_tasks import export
 from rog_tasks.errors import DataError, TaskError
-from rog_tasks.task import load_task, measure
+from rog_tasks.task import load_task, measure, prepare
 from rog_tasks.task_check import try_out
 
 CONTRACT = {
@@ -73,6 +78,20 @@ class Detached(Follower):
 
     def actions(self, output):
         return output.detach()
+
+
+class Biased(Follower):
+    """A policy whose model has no linear layer."""
+
+    def model(self):
+        class Bias(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bias = torch.nn.Parameter(torch.zeros(LENGTH, 3))
+
+            def forward(self, image, state):
+                return self.bias.expand(len(state), LENGTH, 3)
+        return Bias()
 
 
 class Inpainting(Follower):
@@ -275,7 +294,74 @@ def test_what_is_trained_is_chosen_and_the_rest_starts_where_it_should(tmp_path,
     assert all(torch.equal(p, wanted.state_dict()[name]) for name, p in model.named_parameters())
 
 
+class Attending(Net):
+    """Has attention, a weight that two layers share, and statistics that robots exchange."""
+
+    def __init__(self):
+        super().__init__()
+        self.among = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.one, self.same = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        self.same.weight = self.one.weight
+        self.norm = torch.nn.BatchNorm1d(16)
+
+    def forward(self, image, state):
+        x = self.norm(self.same(self.one(self.body(state / 50))))[:, None]
+        return self.head(self.among(x, x, x)[0][:, 0] + image.float().mean() / 1e6) \
+            .unflatten(1, (LENGTH, 3))
+
+
+class Attentive(Follower):
+    """The policy of a larger model."""
+
+    def model(self):
+        return Attending().eval()
+
+
+def test_low_rank_adapters_are_trained_and_the_model_stays_that_of_the_policy(tmp_path):
+    record(tmp_path / 'one', 20)
+    torch.manual_seed(9)
+    start = Attending().eval()
+    torch.save(start.state_dict(), tmp_path / 'start.pt')
+    made = options(tmp_path, policy='test_imitation:Attentive', start=str(tmp_path / 'start.pt'))
+    task = load_task('fleet_policy.imitation:Imitation', {**made, 'train': 'lora', 'lora_rank': 2},
+                     4, 8)
+    model, robots = task.model(), FlatModel(task.model())
+    prepare(task, model)
+    batch = next(task.batches(0, 1))
+    torch.testing.assert_close(model.eval()(*batch[0]), start(*batch[0]))
+    trained = {name: tuple(p.shape) for name, p in robots.named}
+    assert {name.split('.parametrizations')[0]: shape for name, shape in trained.items()
+            if name.endswith('a')} == {'body': (2, 2), 'head': (2, 16), 'among': (2, 16),
+                                       'among.out_proj': (2, 16)} and len(trained) == 8
+    learned = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 0.1)
+    before = task.loss(model, batch).item()
+    for _ in range(100):
+        learned.zero_grad()
+        loss = task.loss(model.train(), batch)
+        loss.backward()
+        learned.step()
+    assert loss < 0.8 * before
+    # what travels, put into another machine's model, is written as a state of the plain model
+    server = contents_of(copy.deepcopy(task.model()))
+    server.store(contents_of(model).flatten())
+    (tmp_path / 'learned.safetensors').write_bytes(state_bytes(server.model))
+    plain, again = Attending().eval(), task.model().eval()
+    load_weights(plain, tmp_path / 'learned.safetensors')
+    load_weights(again, tmp_path / 'learned.safetensors')
+    assert {*plain.state_dict()} == {*model.state_dict()} == {*start.state_dict()}
+    for one in (plain, again):
+        torch.testing.assert_close(one(*batch[0]), model.eval()(*batch[0]))
+    program = export.exported(task, again, 'export', 1)
+    torch.testing.assert_close(torch.export.load(io.BytesIO(program)).module()(*batch[0]),
+                               plain(*batch[0]))
+    further = Imitation(**{**made, 'start': str(tmp_path / 'learned.safetensors')})
+    further.pretrain(after := further.model())
+    torch.testing.assert_close(after.eval()(*batch[0]), plain(*batch[0]))
+
+
 @pytest.mark.parametrize(('changes', 'why'), [
+    ({'lora_rank': 0}, 'lora_rank must be at least 1'),
+    ({'policy': 'test_imitation:Biased', 'train': 'lora'}, 'lora needs a linear layer'),
     ({'loss': 'huber'}, 'loss must be one of l1, mse'),
     ({'held_out': 1.0}, 'held_out must be at least 0 and less than 1'),
     ({'train': ['encoder.*']}, r"'encoder\.\*' must fit the name of a parameter"),
