@@ -18,5 +18,6 @@ setup(
     description='A policy on a robot: chunks of actions over bad Wi-Fi that never starve.',
     license='Apache-2.0',
     entry_points={'console_scripts': ['policy = fleet_policy.main:main',
-                                      'mock_robot = fleet_policy.mock_robot:main']},
+                                      'mock_robot = fleet_policy.mock_robot:main',
+                                      'to_lerobot = fleet_policy.to_lerobot:main']},
 )

@@ -184,7 +184,7 @@ class LeRobotPolicy(Policy):
         """
         try:
             shutil.copytree(self._folder, Path(folder).expanduser())
-            save_model(self._policy, Path(folder).expanduser() / MODEL_FILE)
+            save_model(self._policy, str(Path(folder).expanduser() / MODEL_FILE))
         except (OSError, SafetensorError) as error:
             raise PolicyError(f'folder must be a new folder, got {folder}: {error}') from None
 

@@ -107,8 +107,8 @@ def task(saved, episodes, tmp_path):
     def make(**options):
         return load_task('fleet_policy.imitation:Imitation', {
             'policy': 'fleet_policy.adapters:LeRobotPolicy', 'contract': str(tmp_path / 'arm.yaml'),
-            'policy_options': {'folder': str(saved[0])}, 'episodes': str(episodes), 'test': str(episodes),
-            'tolerance': 1.0, **options}, 1, 4)
+            'policy_options': {'folder': str(saved[0])}, 'episodes': str(episodes),
+            'test': str(episodes), 'tolerance': 1.0, **options}, 1, 4)
     return make
 
 
