@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fleet_env.errors import VersionError
 from fleet_env.versions import MODEL_FILE
+from fleet_env.vision import import_torchvision
 from fleet_env.weights import load_weights
 from rog_tasks.errors import TaskError
 from rog_tasks.loading import load_object
@@ -125,6 +126,7 @@ class LeRobotPolicy(Policy):
         if not (path / 'config.json').is_file():
             raise PolicyError(f'folder must hold a policy saved by LeRobot, but {path} has no '
                               'config.json')
+        import_torchvision()
         try:
             from lerobot.configs.policies import PreTrainedConfig
             from lerobot.policies.factory import get_policy_class, make_pre_post_processors
