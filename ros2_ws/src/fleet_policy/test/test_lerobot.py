@@ -4,6 +4,8 @@ The tests need LeRobot.
 """
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -78,6 +80,16 @@ def test_actions_are_those_of_lerobot(saved):
         want = after(policy.predict_action_chunk(ready))[0]
     assert got.shape == (20, 2) and abs(want[:, 0].mean()) > 5
     torch.testing.assert_close(torch.from_numpy(got), want)
+
+
+def test_it_loads_beside_a_torchvision_that_nobody_has_imported_yet(saved, tmp_path):
+    (tmp_path / 'arm.yaml').write_text(yaml.safe_dump(ENTRIES))
+    done = subprocess.run([sys.executable, '-c', (
+        'from fleet_policy.adapters import LeRobotPolicy\n'
+        'from fleet_policy.contract import read_contract\n'
+        f'LeRobotPolicy({str(saved[0])!r}, read_contract({str(tmp_path / "arm.yaml")!r}))')],
+        capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope='module')
