@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import numpy as np
 from fleet_env.command import command_parser, os_error_text
 from fleet_env.errors import SettingError
