@@ -134,6 +134,9 @@ class LeRobotPolicy(Policy):
             raise PolicyError(f'a policy of LeRobot needs lerobot 0.4 or newer: {error}; pip '
                               'install lerobot') from None
         config = PreTrainedConfig.from_pretrained(path, local_files_only=True)
+        if (steps := getattr(config, 'n_obs_steps', 1)) > 1:
+            raise PolicyError(f'a policy of LeRobot must act on one observation, such as ACT; '
+                              f'{config.type} in {path} needs the last {steps} (n_obs_steps)')
         config.device = 'cpu'
         policy = get_policy_class(config.type).from_pretrained(
             path, config=config, local_files_only=True)

@@ -44,7 +44,7 @@ def write_dataset(contract: Contract, recordings: Sequence[Path], folder: Path, 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix='.dataset-') as temporary:
         part = Path(temporary) / folder.name
-        dataset = made.create(f'local/{folder.name}', round(contract.rate), features, part,
+        dataset = made.create(f'local/{folder.name}', round(contract.rate), features, root=part,
                               use_videos=False)
         for path in recordings:
             for frames in _whole(read_episode(contract, path)):

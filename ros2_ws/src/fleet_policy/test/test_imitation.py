@@ -348,7 +348,7 @@ def test_low_rank_adapters_are_trained_and_the_model_stays_that_of_the_policy(tm
     server = contents_of(copy.deepcopy(task.model()))
     server.store(contents_of(model).flatten())
     (tmp_path / 'learned.safetensors').write_bytes(state_bytes(server.model))
-    plain, again = Attending().eval(), task.model().eval()
+    plain, again = Attending().eval(), copy.deepcopy(task.model()).eval()
     load_weights(plain, tmp_path / 'learned.safetensors')
     load_weights(again, tmp_path / 'learned.safetensors')
     assert {*plain.state_dict()} == {*model.state_dict()} == {*start.state_dict()}

@@ -82,6 +82,15 @@ def test_actions_are_those_of_lerobot(saved):
     torch.testing.assert_close(torch.from_numpy(got), want)
 
 
+def test_a_policy_that_needs_former_observations_is_refused(saved, tmp_path):
+    from lerobot.policies.factory import make_policy_config
+    config = saved[1].config
+    make_policy_config('diffusion', input_features=config.input_features,
+                       output_features=config.output_features).save_pretrained(tmp_path)
+    with pytest.raises(PolicyError, match='diffusion in .* needs the last 2 '):
+        LeRobotPolicy(str(tmp_path), CONTRACT)
+
+
 def test_it_loads_beside_a_torchvision_that_nobody_has_imported_yet(saved, tmp_path):
     (tmp_path / 'arm.yaml').write_text(yaml.safe_dump(ENTRIES))
     done = subprocess.run([sys.executable, '-c', (
