@@ -385,7 +385,7 @@ class PolicyNode(ManagedNode):
             self.get_logger().warning(others, throttle_duration_sec=LOG_PERIOD,
                                       throttle_time_source_type=self._steady)
         status = diagnosis(self.machine, self.active, f'{name}: policy',
-                           self.get_namespace().strip('/'), others, self._follower)
+                           self.get_namespace().strip('/'), others, self._follower, self._sent)
         self.machine.begin_report()
         self._status.publish(status)
         message = DiagnosticArray(status=[status])
@@ -395,4 +395,9 @@ class PolicyNode(ManagedNode):
     @property
     def report(self) -> dict[str, float | str]:
         """Return the values of `policy_status` by name."""
-        return values_of(self.machine, self._follower)
+        return values_of(self.machine, self._follower, self._sent)
+
+    @property
+    def _sent(self) -> int | None:
+        report = None if self._shared is None else self._shared.report
+        return None if report is None else report.sent
