@@ -217,6 +217,7 @@ NOT_RUN = {
     'rog compare examples/my_fleet.yaml': EXAMPLE,
     'PYTHONPATH=$PWD/examples:$PYTHONPATH ros2': ROS, 'python -m fleet_policy.main': EXAMPLE,
     'python -m fleet_policy.mock_robot': 'a test of fleet_policy runs it',
+    'python -m fleet_policy.to_lerobot': 'a test of fleet_policy runs it where lerobot is',
     'export PYTHONPATH=$PWD/examples': 'for the two commands after it',
     'make chaos': AS_ROOT, 'rog chaos': AS_ROOT, 'rog fleet up outdoor --emulate': AS_ROOT,
     'rog compare outdoor --real': AS_ROOT, 'rog compare --real': AS_ROOT,

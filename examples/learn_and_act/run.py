@@ -23,8 +23,7 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.plot_style import COLUMN, new_figure, styled
 from fleet_env.records.events import Iteration, read_run
 from fleet_env.settings.fleet_file import link_trace, load_fleet
-from fleet_models.following import Following
-from fleet_models.reader import ReaderOptions
+from fleet_models import Following, FollowOptions
 from fleet_ros.environment import dds_environment
 
 HERE = Path(__file__).parent
@@ -49,7 +48,7 @@ class Arm(threading.Thread):
         torch.manual_seed(seed)
         self.model = arm.Reach().model()
         # As `fleet_models.follow(model)`, on an emulated link.
-        self.follower = Following(self.model, ReaderOptions(server, name, link=self.link))
+        self.follower = Following(self.model, FollowOptions(server, name, link=self.link))
         self.reached, self.late, self.taken = [], 0.0, [(0.0, 0, arm.success(
             self.model, self.places))]
 

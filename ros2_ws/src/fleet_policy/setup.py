@@ -10,7 +10,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['numpy', 'pillow', 'torch>=2.4'],
+    install_requires=['numpy', 'pillow', 'safetensors', 'torch>=2.4'],
     extras_require={'test': ['pytest', 'hypothesis']},
     zip_safe=True,
     maintainer='The ROG founders',
@@ -18,5 +18,6 @@ setup(
     description='A policy on a robot: chunks of actions over bad Wi-Fi that never starve.',
     license='Apache-2.0',
     entry_points={'console_scripts': ['policy = fleet_policy.main:main',
-                                      'mock_robot = fleet_policy.mock_robot:main']},
+                                      'mock_robot = fleet_policy.mock_robot:main',
+                                      'to_lerobot = fleet_policy.to_lerobot:main']},
 )

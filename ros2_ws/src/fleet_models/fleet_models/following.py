@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -47,12 +48,15 @@ class Ready(NamedTuple):
     content: bytes
 
 
-@dataclass(frozen=True)
-class FollowOptions:
-    """What a part of the suite follows, and what it takes up; see `follow`.
+@dataclass
+class FollowOptions(ReaderOptions):
+    """What a `Follower` follows, and what it takes up.
 
     ``server``: namespace of the fleet; `local`: the worker of this robot; empty: nothing is
-    followed.
+    followed. ``margin``: a version may be so much less accurate (0 to 1) than the one in use.
+    ``check``: measures a copy of the model with the new weights, see `taking.Check`. ``keep``:
+    folder that keeps the version in use, so that a robot that starts without a link begins with it;
+    None: none.
     """
 
     server: str = ''
@@ -60,31 +64,20 @@ class FollowOptions:
     check: Check | None = None
     keep: Path | None = None
 
-    def follower(self, model: nn.Module, prepare: Prepare, robot: str, access: AccessConfig
-                 ) -> Follower:
-        """Return a follower with these options for a model of a robot."""
-        return Follower(model, ReaderOptions(self.server, robot, access), self.margin, self.check,
-                        prepare, self.keep)
-
 
 class Follower:
     """Fetches and checks the versions of a fleet in a thread; its owner takes them up when it can.
 
     :param model: a model of the fleet's task; only its names, shapes and types are read.
-    :param margin: a version may be so much less accurate (0 to 1) than the one in use.
-    :param check: measures a copy of the model with the new weights, see `taking.Check`.
     :param prepare: called in the thread with the new tensors; a FollowError refuses the version.
-    :param keep: folder that keeps the version in use, so that a robot that starts without a link
-        begins with it; None: none.
     """
 
-    def __init__(self, model: nn.Module, options: ReaderOptions, margin: float = MARGIN,
-                 check: Check | None = None, prepare: Prepare | None = None,
-                 keep: Path | None = None) -> None:
-        if not 0 <= margin <= 1:
-            raise ValueError(f'margin must be 0 to 1, such as {MARGIN}, got {margin}')
-        self._model, self._margin, self._check = model, margin, check
-        self._prepare, self._keep = prepare, keep
+    def __init__(self, model: nn.Module, options: FollowOptions, prepare: Prepare | None = None
+                 ) -> None:
+        if not 0 <= options.margin <= 1:
+            raise ValueError(f'margin must be 0 to 1, such as {MARGIN}, got {options.margin}')
+        self._model, self._margin, self._check = model, options.margin, options.check
+        self._prepare, self._keep = prepare, options.keep
         self._use, self._since = Use(), math.nan
         self._refused = ''          # why the last version that was fetched was not taken
         self._ready: Ready | None = None
@@ -226,6 +219,7 @@ class Follower:
         try:
             with TRACING:
                 state = tensors_of(content, self._model)
+            self._try(state)
             found = math.nan
             if self._check is not None:
                 found = checked(self._check, with_state(self._model, state))
@@ -247,6 +241,9 @@ class Follower:
             self._ready = Ready(version, state, prepared, found, content)
             self._refused = ''
             self._changed.notify_all()
+
+    def _try(self, state: dict[str, Tensor]) -> None:
+        """Raise FollowError if the owner will fail to take up these tensors."""
 
     def _compare(self, version: Version, found: float, pinned: bool) -> None:
         """Compare a version with the best now: it may be another one than at its announcement.
@@ -286,12 +283,9 @@ class Replacing(Follower):
     So an inference that runs in another thread meanwhile ends with the version that it began with.
     """
 
-    def __init__(self, model: nn.Module, options: FollowOptions, robot: str, access: AccessConfig
-                 ) -> None:
+    def __init__(self, model: nn.Module, options: FollowOptions) -> None:
         self._present, self._taking = model, threading.Lock()
-        super().__init__(model, ReaderOptions(options.server, robot, access), options.margin,
-                         options.check, lambda state: with_state(self._present, state),
-                         options.keep)
+        super().__init__(model, options, lambda state: with_state(self._present, state))
 
     def current(self) -> nn.Module:
         """Return the model to use for the next inference: the newest version that is ready."""
@@ -318,26 +312,47 @@ class Following(Follower):
         try:
             self._model.load_state_dict(ready.state)
         except Exception as error:   # a module of a user may load its state in its own way
-            self.refuse(ready, f'it does not fit the model: {str(error)[:300]}')
+            self.refuse(ready, _misfit(error))
             return False
         self.taken(ready)
         return True
+
+    def _try(self, state: dict[str, Tensor]) -> None:
+        try:
+            twin = _copied(self._model)
+        except FollowError:     # only `take` can try it
+            return
+        _load(twin, state)      # a failure in `take` would leave a half
 
 
 def with_state(model: nn.Module, state: dict[str, Tensor]) -> nn.Module:
     """Return a copy of a model with other tensors.
 
-    :raises FollowError: the model cannot be copied.
+    :raises FollowError: the model cannot be copied, or does not load them.
     """
-    import copy
+    twin = _copied(model)
+    _load(twin, state)
+    return twin
+
+
+def _copied(model: nn.Module) -> nn.Module:
     try:
         with TRACING:
-            twin = copy.deepcopy(model)
-        twin.load_state_dict(state)
+            return copy.deepcopy(model)
     except Exception as error:   # the objects of a model can raise anything
-        raise FollowError(f'the model cannot be copied with it: {type(error).__name__}: '
+        raise FollowError(f'the model cannot be copied: {type(error).__name__}: '
                           f'{str(error)[:300]}') from error
-    return twin
+
+
+def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(state)
+    except Exception as error:   # a module of a user may load its state in its own way
+        raise FollowError(_misfit(error)) from error
+
+
+def _misfit(error: Exception) -> str:
+    return f'it does not fit the model: {str(error)[:300]}'
 
 
 @contextmanager
@@ -367,9 +382,9 @@ def follow(model: nn.Module, server: str = '/rog', margin: float = MARGIN,
     :param key, open: see the settings of `security`.
     :raises SettingError: the network reaches other machines, without a key and without consent.
     """
-    options = ReaderOptions(server, robot, AccessConfig(key=key, open=open))
-    following = Following(model, options, margin, check,
-                          keep=None if keep is None else Path(keep).expanduser())
+    following = Following(model, FollowOptions(
+        server, robot, AccessConfig(key=key, open=open), margin=margin, check=check,
+        keep=None if keep is None else Path(keep).expanduser()))
     try:
         yield following
     finally:

@@ -1,6 +1,7 @@
 """A program follows a model over real DDS: with and without a key, restarts and refusals."""
 
 import contextlib
+import copy
 import gc
 import math
 import sys
@@ -14,8 +15,7 @@ from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import LinkConfig
 from fleet_env.settings.fleet_file import link_trace
 from fleet_link.key import new_key, write_key
-from fleet_models import Follower, follow, following, offer
-from fleet_models.reader import ReaderOptions
+from fleet_models import Follower, FollowOptions, follow, following, offer
 from fleet_testing import LIMIT, eventually
 from offering import Offering
 
@@ -100,6 +100,28 @@ def test_what_is_worse_wrong_or_not_finite_is_not_taken_and_each_says_why(made, 
         server.give(good, .795)
         assert fleet.wait(LIMIT) and fleet.take() and same(mine, good) and not fleet.reason
         assert checks[1] is not mine and same(checks[1], good)
+
+
+class Choosy(torch.nn.Linear):
+    """A layer of a user that does not load large weights."""
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        if state[f'{prefix}weight'].abs().max() > 9:
+            raise ArithmeticError('too large')
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def test_a_version_that_a_layer_does_not_load_leaves_no_half(made, tmp_path):
+    server, mine, new = made(tmp_path), net(), net()
+    mine[2] = Choosy(6, 2)
+    new[2].weight.data.fill_(10)
+    before = copy.deepcopy(mine.state_dict())
+    with follow(mine) as fleet:
+        server.give(new, .5)
+        eventually(lambda: 'does not fit the model: too large' in fleet.reason)
+        assert not fleet.take()
+        assert all(torch.equal(a, b) for a, b in zip(
+            before.values(), mine.state_dict().values(), strict=True))
 
 
 def test_a_person_chooses_an_earlier_and_worse_version(made, tmp_path):
@@ -356,7 +378,7 @@ def test_a_version_that_was_prepared_is_taken_although_the_next_is_here(
             eventually(lambda: fleet._fetched is not None)
         prepared.append(state)
         return len(prepared)
-    with contextlib.closing(Follower(mine, ReaderOptions(), prepare=prepare)) as fleet:
+    with contextlib.closing(Follower(mine, FollowOptions('/rog'), prepare)) as fleet:
         server.give(net(), .5)
         eventually(lambda: fleet._fetched is None and fleet.ready is not None)
         assert fleet.ready.prepared == 1 and len(prepared) == 1

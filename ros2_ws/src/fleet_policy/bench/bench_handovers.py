@@ -6,8 +6,9 @@ counts in a tensor on the device, so a call that is lost or executed twice shows
 prints one JSON line per kind of robot: inferences, `lost` (an exception instead of a result),
 `wrong` (not the model's result or count), `late` (longer than the period), and for each hand-over
 the seconds to the end of the server, inferences above the deadline (the period), the longest, and
-the seconds until the robot uses a server again (`back_s`). `late_at`: when, how long, where. `late_between`: late inferences more
-than `SETTLED` s after a hand-over, for which it is not the cause.
+the seconds until the robot uses a server again (`back_s`). `late_at`: when, how long, where.
+`late_between`: late inferences more than `SETTLED` s after a hand-over, for which it is not the
+cause.
 
 `bench_handovers.py [--minutes M] [--every S] [--rate HZ] [--kinds lopinfer rrto] [--side PIXELS]`.
 """

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from fleet_env.errors import VersionError
+from fleet_env.versions import MODEL_FILE
+from fleet_env.vision import import_torchvision
 from fleet_env.weights import load_weights
 from rog_tasks.errors import TaskError
 from rog_tasks.loading import load_object
+from safetensors import SafetensorError
+from safetensors.torch import save_model
 
 from .contract import Contract
 from .errors import PolicyError
@@ -44,7 +50,7 @@ class TorchPolicy(Policy):
         if not isinstance(made, torch.nn.Module):
             raise PolicyError(f'module must be a torch.nn.Module, got {type(made).__name__}')
         if weights:
-            _load(made, weights)
+            _load(weights, made, Scaled(made))
         self._module = made.eval()
         self._names = list(contract.observations)
         _check_arguments(made, self._names)
@@ -62,12 +68,13 @@ class TorchPolicy(Policy):
         return output[0] if isinstance(output, (tuple, list)) else output
 
 
-def _load(module: torch.nn.Module, weights: str) -> None:
+def _load(weights: str, module: torch.nn.Module, model: torch.nn.Module) -> None:
+    """Fill a module with weights of its own, or with those of the model that it is in."""
     try:
         load_weights(module, weights)
     except VersionError as error:
         try:
-            load_weights(Scaled(module), weights)   # what a fleet has trained by `Imitation`
+            load_weights(model, weights)   # what a fleet has trained by `Imitation`
         except VersionError:
             raise PolicyError(f'weights must be those of the module: {error}') from None
 
@@ -110,13 +117,16 @@ class LeRobotPolicy(Policy):
     and unnormalise actions.
 
     :param folder: folder with config.json, the weights and, since LeRobot 0.4, the processors.
+    :param weights: a run, one of its versions, or a file of a state_dict. If it is empty, the
+        weights are those in the folder.
     """
 
-    def __init__(self, folder: str, contract: Contract) -> None:
-        path = Path(folder).expanduser()
+    def __init__(self, folder: str, contract: Contract, weights: str = '') -> None:
+        self._folder = path = Path(folder).expanduser()
         if not (path / 'config.json').is_file():
             raise PolicyError(f'folder must hold a policy saved by LeRobot, but {path} has no '
                               'config.json')
+        import_torchvision()
         try:
             from lerobot.configs.policies import PreTrainedConfig
             from lerobot.policies.factory import get_policy_class, make_pre_post_processors
@@ -124,11 +134,16 @@ class LeRobotPolicy(Policy):
             raise PolicyError(f'a policy of LeRobot needs lerobot 0.4 or newer: {error}; pip '
                               'install lerobot') from None
         config = PreTrainedConfig.from_pretrained(path, local_files_only=True)
+        if (steps := getattr(config, 'n_obs_steps', 1)) > 1:
+            raise PolicyError(f'a policy of LeRobot must act on one observation, such as ACT; '
+                              f'{config.type} in {path} needs the last {steps} (n_obs_steps)')
         config.device = 'cpu'
         policy = get_policy_class(config.type).from_pretrained(
             path, config=config, local_files_only=True)
         self._policy = policy.eval()
         self._names = list(config.input_features)
+        if weights:
+            _load(weights, self._policy, self.model())
         missing = sorted(set(self._names) - set(contract.observations))
         if missing:
             raise PolicyError(f'the contract must have an observation {missing[0]!r}, which the '
@@ -150,6 +165,33 @@ class LeRobotPolicy(Policy):
     def actions(self, output: Any) -> torch.Tensor:
         """Return the actions in the units of the policy's training data."""
         return self._after(output)
+
+    def loss(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor], actions: torch.Tensor,
+             there: torch.Tensor) -> torch.Tensor:
+        """Return the loss by which LeRobot trains the policy, see `Policy`."""
+        from lerobot.processor import NormalizerProcessorStep
+        from lerobot.processor.converters import create_transition, transition_to_policy_action
+        device = actions.device
+        for step in self._before.steps:
+            if isinstance(step, NormalizerProcessorStep):   # its statistics are on the CPU
+                actions = transition_to_policy_action(step(create_transition(
+                    action=actions.cpu()))).to(device)
+        policy = model.train().policy
+        assert isinstance(policy, torch.nn.Module)
+        found = policy({**dict(zip(self._names, inputs, strict=True)), 'action': actions,
+                        'action_is_pad': ~there})
+        return found[0] if isinstance(found, tuple) else found
+
+    def save(self, folder: str) -> None:
+        """Write the policy, with its present weights, to a new folder as LeRobot saves it.
+
+        :raises PolicyError: the folder exists, or cannot be written.
+        """
+        try:
+            shutil.copytree(self._folder, Path(folder).expanduser())
+            save_model(self._policy, str(Path(folder).expanduser() / MODEL_FILE))
+        except (OSError, SafetensorError) as error:
+            raise PolicyError(f'folder must be a new folder, got {folder}: {error}') from None
 
 
 class _Chunks(torch.nn.Module):

@@ -115,14 +115,9 @@ def read_dataset(contract: Contract, path: Path) -> list[Episode]:
     :raises DataFault: lerobot is not installed, or the dataset is damaged or does not fit the
         contract.
     """
-    import_torchvision()
+    made = dataset_class(f'{path} is a dataset of LeRobot, which')
     try:
-        from lerobot.datasets.lerobot_dataset import LeRobotDataset
-    except ImportError as error:
-        raise DataFault(f'{path} is a dataset of LeRobot, which needs lerobot 0.4 or newer: '
-                        f'{error}; pip install lerobot') from None
-    try:
-        dataset = LeRobotDataset(f'not_downloaded/{path.name}', root=path)
+        dataset = made(f'not_downloaded/{path.name}', root=path)
         frames = [dataset[i] for i in range(len(dataset))]
     except Exception as error:   # a damaged dataset may raise an error of any library used there
         raise DataFault(f'{path} cannot be read as a dataset of LeRobot: {type(error).__name__}: '
@@ -141,14 +136,25 @@ def read_dataset(contract: Contract, path: Path) -> list[Episode]:
     found: dict[int, list[Any]] = {}
     for frame in frames:
         found.setdefault(int(frame['episode_index']), []).append(frame)
-    made = []
+    episodes = []
     for number, each in found.items():
         seen = [(tick, {name: _picture(frame[name]) if entry.is_image else frame[name].numpy()
                         for name, entry in contract.observations.items()})
                 for tick, frame in enumerate(each)]
-        made.append(Episode(f'{path.name}/{number}', np.stack([
+        episodes.append(Episode(f'{path.name}/{number}', np.stack([
             frame['action'].numpy() for frame in each]), seen, _bytes(seen)))
-    return made
+    return episodes
+
+
+def dataset_class(what: str) -> Any:
+    """Return LeRobot's class of datasets; raise `DataFault`, about ``what``, if there is none."""
+    import_torchvision()
+    try:
+        from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    except ImportError as error:
+        raise DataFault(f'{what} needs lerobot 0.4 or newer: {error}; pip install lerobot'
+                        ) from None
+    return LeRobotDataset
 
 
 def _picture(pixels: Any) -> Any:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .episodes import Episode, Episodes
 from .errors import ContractError, DataFault, PolicyError
+from .lora import adapt
 from .observer import batch_of
 from .policy import Policy, example, inputs_of, load_contract, load_policy
 
@@ -45,9 +46,12 @@ class Imitation(Task):
         robot measures by the share ``held_out`` of its own episodes, and the server cannot measure.
     :param start: weights to start from: a run, one of its versions, or a file of a state_dict.
         Only the server needs it if ``train`` is ``all``, otherwise every machine.
-    :param train: ``all``; ``head``, the last layer; or patterns of names of parameters, such as
-        ``['decoder.*']``. The other parameters stay as they are and do not travel.
-    :param loss: ``l1`` or ``mse``, of the actions in the policy's unit.
+    :param train: ``all``; ``head``, the last layer; ``lora``, low-rank adapters of the linear
+        layers; or patterns of names of parameters, such as ``['decoder.*']``. The other parameters
+        stay as they are and do not travel.
+    :param lora_rank: rank of the adapters.
+    :param loss: ``l1`` or ``mse``, of the actions in the policy's unit. If it is '', the loss of
+        the policy, such as LeRobot's; ``l1`` for a policy that has none.
     :param tolerance: an action is right if it is at most so far from the recorded one, in the
         policy's unit; or a mapping of the contract's actions to tolerances.
     :param test_limit: maximum number of observations that an evaluation uses.
@@ -58,18 +62,19 @@ class Imitation(Task):
     def __init__(self, policy: str, episodes: str, contract: str = '',
                  policy_options: Mapping[str, Any] | None = None, test: str = '',
                  held_out: float = 0.1, start: str = '', train: str | Sequence[str] = 'all',
-                 loss: str = 'l1', tolerance: float | Mapping[str, float] = 0.05,
-                 test_limit: int = 500, memory: int = 1024, seed: int = 0):
-        if loss not in LOSSES:
-            raise TaskError(f'loss must be one of {", ".join(LOSSES)}, got {loss!r}')
+                 lora_rank: int = 8, loss: str = '',
+                 tolerance: float | Mapping[str, float] = 0.05, test_limit: int = 500,
+                 memory: int = 1024, seed: int = 0):
+        if loss and loss not in LOSSES:
+            raise TaskError(f"loss must be one of {', '.join(LOSSES)}, or '', got {loss!r}")
         if not 0 <= held_out < 1:
             raise TaskError(f'held_out must be at least 0 and less than 1, got {held_out}')
-        if test_limit < 1 or memory < 1:
-            raise TaskError('test_limit and memory must be at least 1')
+        if test_limit < 1 or memory < 1 or lora_rank < 1:
+            raise TaskError('test_limit, memory and lora_rank must be at least 1')
         self._spec, self._options = policy, dict(policy_options or {})
         self._episodes, self._held_out, self._memory = episodes, held_out, memory << 20
-        self._loss, self._limit, self._seed = LOSSES[loss], test_limit, seed
-        self._start, self._train = start, train
+        self._limit, self._seed = test_limit, seed
+        self._start, self._train, self._rank = start, train, lora_rank
         try:
             self._contract = load_contract(policy, contract)
         except (ContractError, PolicyError) as error:
@@ -77,8 +82,10 @@ class Imitation(Task):
         self._tolerance = self._tolerances(tolerance)
         with self._dice():
             self._policy = self._load()
+        self._own_loss = None if loss else getattr(self._policy, 'loss', None)
+        self._loss = LOSSES[loss or 'l1']
         self._length = self._chunk_length()
-        self._trained(self._new())   # refuses patterns that fit nothing
+        self._choose(self._new())   # refuses patterns that fit nothing
         self._test = Episodes(self._contract, Path(test).expanduser(), 0.0, self._memory).training \
             if test else []
         if test and not self._test:
@@ -87,9 +94,7 @@ class Imitation(Task):
     def model(self) -> nn.Module:
         """Return a new model of the policy; do not change the global random state."""
         made = self._new()
-        trained = self._trained(made)
-        for name, parameter in made.named_parameters():
-            parameter.requires_grad_(name in trained)
+        self._choose(made)
         if self._start and not self._is_all_trained(made):
             self._begin(made)   # robots get no frozen parameters from the server
         return made
@@ -117,6 +122,10 @@ class Imitation(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of the actions that were recorded."""
         inputs, actions, there = batch
+        if self._own_loss is not None:
+            device = next(model.parameters()).device
+            return self._own_loss(model, [x.to(device) for x in inputs], actions.to(device),
+                                  there[..., 0].to(device, torch.bool))
         found = self._actions(model, inputs)
         actions, there = actions.to(found.device), there.to(found.device)
         return (self._loss(found, actions, reduction='none') * there).sum() \
@@ -193,10 +202,10 @@ class Imitation(Task):
     def _chunk_length(self) -> int:
         model = self._new().eval().requires_grad_(True)
         found = self._actions(model, example(self._policy, self._contract))
-        if not found.requires_grad:
-            raise TaskError(f'policy must give actions that can be differentiated, and those of '
-                            f'{self._spec} cannot: its model or its method actions computes '
-                            'without gradients')
+        if self._own_loss is None and not found.requires_grad:
+            raise TaskError(f'policy must give actions that can be differentiated, or have a loss '
+                            f'of its own (and the option loss be \'\'); {self._spec} computes '
+                            'without gradients in its model or its method actions')
         shape = tuple(found.shape)
         if len(shape) != 3 or shape[0] != 1 or shape[2] != self._contract.size:
             raise TaskError(f'policy must give actions (1, n, {self._contract.size}) for one '
@@ -213,11 +222,22 @@ class Imitation(Task):
         return torch.tensor([given[name] for name, entry in self._contract.actions.items()
                              for _ in range(entry.count)])
 
-    def _trained(self, model: nn.Module) -> set[str]:
-        """Return the names of the parameters that are trained."""
-        names = [name for name, _ in model.named_parameters()]
+    def _choose(self, model: nn.Module) -> None:
+        """Freeze all parameters but those that are trained."""
         if self._train == 'all':
-            return {name for name, p in model.named_parameters() if p.requires_grad}
+            return
+        trained = self._adapters(model) if self._train == 'lora' else self._fitting(
+            [name for name, _ in model.named_parameters()])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trained)
+
+    def _adapters(self, model: nn.Module) -> set[str]:
+        with self._dice():
+            if not (made := adapt(model, self._rank)):
+                raise TaskError('train: lora needs a linear layer in the model of the policy')
+        return made
+
+    def _fitting(self, names: list[str]) -> set[str]:
         patterns = [self._train] if isinstance(self._train, str) else list(self._train)
         if self._train == 'head':
             patterns = [f'{names[-1].rpartition(".")[0]}.*'] if '.' in names[-1] else [names[-1]]

@@ -7,14 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from fleet_models import Follower, FollowOptions, Replacing
+from fleet_models import Follower, Replacing
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
@@ -141,8 +141,7 @@ class PolicyNode(ManagedNode):
         model.eval().to(device)
         inputs = example(self.policy, self.contract)
         robot = self.get_namespace().strip('/') or 'robot'
-        follow = FollowOptions(s.follow, s.follow_margin, partial(self._tried, device),
-                               Path(s.keep).expanduser() if s.keep else None)
+        follow = s.followed(partial(self._tried, device))
         current: Callable[[], torch.nn.Module] = partial(_same, model)
         shared: Network | None = None
         where: Callable[[], str] = partial(str, SERVER)
@@ -158,7 +157,8 @@ class PolicyNode(ManagedNode):
             if isinstance(self._shared, FollowedModel):
                 self._follower, current = self._shared.follower, self._shared.current
         elif s.follow:
-            replacing = self._follower = Replacing(model, follow, robot, s.security)
+            replacing = self._follower = Replacing(
+                model, replace(follow, robot=robot, access=s.security))
             self.held.callback(replacing.close)
             current = replacing.current
         if s.inference == 'rrto':
@@ -385,7 +385,7 @@ class PolicyNode(ManagedNode):
             self.get_logger().warning(others, throttle_duration_sec=LOG_PERIOD,
                                       throttle_time_source_type=self._steady)
         status = diagnosis(self.machine, self.active, f'{name}: policy',
-                           self.get_namespace().strip('/'), others, self._follower)
+                           self.get_namespace().strip('/'), others, self._follower, self._sent)
         self.machine.begin_report()
         self._status.publish(status)
         message = DiagnosticArray(status=[status])
@@ -395,4 +395,9 @@ class PolicyNode(ManagedNode):
     @property
     def report(self) -> dict[str, float | str]:
         """Return the values of `policy_status` by name."""
-        return values_of(self.machine, self._follower)
+        return values_of(self.machine, self._follower, self._sent)
+
+    @property
+    def _sent(self) -> int | None:
+        report = None if self._shared is None else self._shared.report
+        return None if report is None else report.sent

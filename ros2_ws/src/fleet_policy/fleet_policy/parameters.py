@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import DEVICE, AccessConfig
-from fleet_models.taking import MARGIN
+from fleet_models.settings import FollowSettings
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
 from lopinfer_node.runtime.planner import LOSS, METHODS
@@ -14,7 +14,7 @@ from lopinfer_node.runtime.planner import LOSS, METHODS
 from .core.config import CoreSettings
 
 
-class PolicySettings(ManagedSettings, LinkSettings, CoreSettings):
+class PolicySettings(ManagedSettings, LinkSettings, FollowSettings, CoreSettings):
     """Settings of the policy's node."""
 
     security: AccessConfig = AccessConfig()
@@ -30,14 +30,6 @@ class PolicySettings(ManagedSettings, LinkSettings, CoreSettings):
                     'or both together; rrto: the server of `rrto run`, in which the node runs')
     server: str = setting('/lopinfer', "namespace of LOPInfer's server; several, separated by "
                                        'commas: the fastest takes an inference')
-    follow: str = setting('', 'namespace of a fleet, such as /rog: the policy takes up what the '
-                              "fleet learns, between two inferences; local: what this robot's "
-                              'worker trains; empty: its weights stay',
-                          empty=True)
-    follow_margin: float = setting(MARGIN, 'a version is taken up if its accuracy is at most so '
-                                           'much below that of the one in use', ge=0.0, le=1.0)
-    keep: str = setting('', 'folder that keeps the version in use for the next start; empty: none',
-                        empty=True)
     method: Literal[METHODS] = setting(  # type: ignore[valid-type]
         LOSS, "LOPInfer's method of planning")
     slowdown: float = setting(1.0, 'emulate a slower robot: factor on its computing time; 1: off',

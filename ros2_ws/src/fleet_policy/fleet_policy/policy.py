@@ -36,6 +36,11 @@ class Policy(ABC):
     `prefix`, float32 (1, chunk, numbers of an action), contains planned actions, followed by
     zeros. The robot will execute these actions, from the time of the observation on, before the
     answer can arrive. `prefix_count`, int64 (1,), is the number of these actions.
+
+    A policy may have a method ``loss(model, inputs, actions, there)``, by which
+    `fleet_policy.imitation.Imitation` trains it: a scalar. ``model`` is like that of `model`,
+    ``inputs`` are those of B observations, ``actions`` float32 (B, n, d) what was recorded, and
+    ``there`` bool (B, n) says which actions are; the others are after the end of the episode.
     """
 
     contract: str | Mapping[str, Any] | None = None

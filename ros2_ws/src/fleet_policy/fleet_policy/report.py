@@ -12,11 +12,12 @@ from .core.machine import SAFE, STARVED, PolicyMachine
 OK, WARN, ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
 
 
-def values_of(machine: PolicyMachine, follower: Follower | None = None
-              ) -> dict[str, float | str]:
+def values_of(machine: PolicyMachine, follower: Follower | None = None,
+              sent: int | None = None) -> dict[str, float | str]:
     """Return the values for the diagnostics by name.
 
     Times are in seconds; an unknown value is NaN. ``follower``: of a policy that follows a fleet.
+    ``sent``: bytes that were sent for the last inference that was shared.
     """
     counts, command = machine.counts, machine.command
     found: dict[str, float | str] = {
@@ -32,6 +33,8 @@ def values_of(machine: PolicyMachine, follower: Follower | None = None
         found |= {f'{place.name} latency (s)': place.latency,
                   f'{place.name} requests': place.counts['requests'],
                   f'{place.name} lost': place.counts['lost']}
+    if sent is not None:
+        found['sent for an inference (B)'] = float(sent)
     if follower is not None:
         says = follower.says()
         found |= {f'model {key}': math.nan if value is None else value
@@ -40,7 +43,7 @@ def values_of(machine: PolicyMachine, follower: Follower | None = None
 
 
 def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, others: str = '',
-              follower: Follower | None = None) -> DiagnosticStatus:
+              follower: Follower | None = None, sent: int | None = None) -> DiagnosticStatus:
     """Return the health of the node.
 
     The level is OK if the node is not ``active``. Otherwise it is ERROR in the states safe
@@ -62,5 +65,5 @@ def diagnosis(machine: PolicyMachine, active: bool, name: str, robot: str, other
         status.message = 'waiting for the first actions'
     status.values = [
         KeyValue(key=key, value=f'{value:.6g}' if isinstance(value, float) else str(value))
-        for key, value in values_of(machine, follower).items()]
+        for key, value in values_of(machine, follower, sent).items()]
     return status

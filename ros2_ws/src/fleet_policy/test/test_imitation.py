@@ -1,16 +1,21 @@
 """A policy's model learns recorded episodes; new ones enter; held-out ones measure it."""
 
+import copy
+import io
 import logging
 import math
+import re
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from fleet_env.vision import import_torchvision
+from fleet_env.weights import load_weights, state_bytes
 from fleet_policy.actions import numbers_of
-from fleet_policy.contract import make_contract
+from fleet_policy.contract import make_contract, read_contract
 from fleet_policy.episodes import METADATA, Episodes, read_dataset, read_episode
 from fleet_policy.errors import DataFault
 from fleet_policy.imitation import LOOK, Imitation
@@ -18,11 +23,14 @@ from fleet_policy.messages import MessageError, message_class, write
 from fleet_policy.observer import batch_of
 from fleet_policy.policy import Policy
 from fleet_policy.sources import made_up
+from fleet_policy.to_lerobot import main as to_lerobot
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from rog_core.model.flat import FlatModel, contents_of
+from rog_tasks import export
 from rog_tasks.errors import DataError, TaskError
-from rog_tasks.task import load_task, measure
+from rog_tasks.task import load_task, measure, prepare
 from rog_tasks.task_check import try_out
 
 CONTRACT = {
@@ -73,6 +81,20 @@ class Detached(Follower):
 
     def actions(self, output):
         return output.detach()
+
+
+class Biased(Follower):
+    """A policy whose model has no linear layer."""
+
+    def model(self):
+        class Bias(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bias = torch.nn.Parameter(torch.zeros(LENGTH, 3))
+
+            def forward(self, image, state):
+                return self.bias.expand(len(state), LENGTH, 3)
+        return Bias()
 
 
 class Inpainting(Follower):
@@ -275,7 +297,74 @@ def test_what_is_trained_is_chosen_and_the_rest_starts_where_it_should(tmp_path,
     assert all(torch.equal(p, wanted.state_dict()[name]) for name, p in model.named_parameters())
 
 
+class Attending(Net):
+    """Has attention, a weight that two layers share, and statistics that robots exchange."""
+
+    def __init__(self):
+        super().__init__()
+        self.among = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.one, self.same = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        self.same.weight = self.one.weight
+        self.norm = torch.nn.BatchNorm1d(16)
+
+    def forward(self, image, state):
+        x = self.norm(self.same(self.one(self.body(state / 50))))[:, None]
+        return self.head(self.among(x, x, x)[0][:, 0] + image.float().mean() / 1e6) \
+            .unflatten(1, (LENGTH, 3))
+
+
+class Attentive(Follower):
+    """The policy of a larger model."""
+
+    def model(self):
+        return Attending().eval()
+
+
+def test_low_rank_adapters_are_trained_and_the_model_stays_that_of_the_policy(tmp_path):
+    record(tmp_path / 'one', 20)
+    torch.manual_seed(9)
+    start = Attending().eval()
+    torch.save(start.state_dict(), tmp_path / 'start.pt')
+    made = options(tmp_path, policy='test_imitation:Attentive', start=str(tmp_path / 'start.pt'))
+    task = load_task('fleet_policy.imitation:Imitation', {**made, 'train': 'lora', 'lora_rank': 2},
+                     4, 8)
+    model, robots = task.model(), FlatModel(task.model())
+    prepare(task, model)
+    batch = next(task.batches(0, 1))
+    torch.testing.assert_close(model.eval()(*batch[0]), start(*batch[0]))
+    trained = {name: tuple(p.shape) for name, p in robots.named}
+    assert {name.split('.parametrizations')[0]: shape for name, shape in trained.items()
+            if name.endswith('a')} == {'body': (2, 2), 'head': (2, 16), 'among': (2, 16),
+                                       'among.out_proj': (2, 16)} and len(trained) == 8
+    learned = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 0.1)
+    before = task.loss(model, batch).item()
+    for _ in range(100):
+        learned.zero_grad()
+        loss = task.loss(model.train(), batch)
+        loss.backward()
+        learned.step()
+    assert loss < 0.8 * before
+    # what travels, put into another machine's model, is written as a state of the plain model
+    server = contents_of(copy.deepcopy(task.model()))
+    server.store(contents_of(model).flatten())
+    (tmp_path / 'learned.safetensors').write_bytes(state_bytes(server.model))
+    plain, again = Attending().eval(), copy.deepcopy(task.model()).eval()
+    load_weights(plain, tmp_path / 'learned.safetensors')
+    load_weights(again, tmp_path / 'learned.safetensors')
+    assert {*plain.state_dict()} == {*model.state_dict()} == {*start.state_dict()}
+    for one in (plain, again):
+        torch.testing.assert_close(one(*batch[0]), model.eval()(*batch[0]))
+    program = export.exported(task, again, 'export', 1)
+    torch.testing.assert_close(torch.export.load(io.BytesIO(program)).module()(*batch[0]),
+                               plain(*batch[0]))
+    further = Imitation(**{**made, 'start': str(tmp_path / 'learned.safetensors')})
+    further.pretrain(after := further.model())
+    torch.testing.assert_close(after.eval()(*batch[0]), plain(*batch[0]))
+
+
 @pytest.mark.parametrize(('changes', 'why'), [
+    ({'lora_rank': 0}, 'lora_rank must be at least 1'),
+    ({'policy': 'test_imitation:Biased', 'train': 'lora'}, 'lora needs a linear layer'),
     ({'loss': 'huber'}, 'loss must be one of l1, mse'),
     ({'held_out': 1.0}, 'held_out must be at least 0 and less than 1'),
     ({'train': ['encoder.*']}, r"'encoder\.\*' must fit the name of a parameter"),
@@ -307,9 +396,13 @@ LEROBOT = make_contract({**CONTRACT, 'observations': {
 
 
 @pytest.fixture
-def dataset(tmp_path):
+def lerobot():
     import_torchvision()
     pytest.importorskip('lerobot', reason='lerobot is not installed')
+
+
+@pytest.fixture
+def dataset(tmp_path, lerobot):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     made = LeRobotDataset.create('mine', 10, FEATURES, tmp_path / 'mine', use_videos=False)
     for episode in range(3):
@@ -341,6 +434,76 @@ def test_a_dataset_that_does_not_fit_the_contract_is_refused(dataset):
     (dataset / 'mine/meta/info.json').write_text('{}')
     with pytest.raises(DataFault, match='cannot be read as a dataset of LeRobot'):
         read_dataset(LEROBOT, dataset / 'mine')
+
+
+@pytest.fixture
+def contract_file(tmp_path):
+    """Return a contract with the names of LeRobot for what `record` writes."""
+    def make(**changes):
+        found = {**CONTRACT, 'observations': {
+            'observation.images.top': {**CONTRACT['observations']['top'], 'encoding': 'bgr8'},
+            'observation.state': CONTRACT['observations']['state']}, **changes}
+        (tmp_path / 'arm.yaml').write_text(yaml.safe_dump(found, sort_keys=False))
+        return tmp_path / 'arm.yaml'
+    return make
+
+
+@pytest.mark.parametrize('gap', [0, 20])
+def test_recordings_become_a_dataset_of_lerobot(tmp_path, lerobot, contract_file, capsys, gap):
+    contract = contract_file()
+    for name in 'ab':
+        record(tmp_path / 'bags' / name, 60, gap=gap)
+    assert to_lerobot([str(contract), str(tmp_path / 'bags'), '--to', str(tmp_path / 'mine'),
+                       '--task', 'wave']) == 0
+    one = read_episode(read_contract(contract), tmp_path / 'bags/a')
+    parts = [p.tolist() for p in np.split(
+        np.array([tick for tick, _ in one.seen]), np.flatnonzero(
+            np.diff([tick for tick, _ in one.seen]) > 1) + 1)]
+    assert len(parts) == 1 + bool(gap)
+    found = read_dataset(read_contract(contract), tmp_path / 'mine')
+    assert f'{2 * len(parts)} episodes, {2 * len(one.seen)} frames' in capsys.readouterr().out
+    assert [len(e.actions) for e in found] == 2 * [len(part) for part in parts]
+    wanted = dict(one.seen)
+    for episode, part in zip(found, 2 * parts, strict=True):
+        np.testing.assert_array_equal(episode.actions, one.actions[part])
+        for (_, got), tick in zip(episode.seen, part, strict=True):
+            batch, want = (batch_of(read_contract(contract), v) for v in (got, wanted[tick]))
+            assert all(torch.equal(batch[name], want[name]) for name in want)
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    theirs = LeRobotDataset('local/mine', tmp_path / 'mine')
+    assert theirs[0]['task'] == 'wave' and theirs.fps == 10
+    assert theirs.features['action']['names'] == ['a', 'b', 'linear.x']
+    assert theirs.meta.stats['observation.state']['mean'].shape == (2,)
+    pixels = theirs[0]['observation.images.top'].flip(0)     # the contract's order is BGR
+    assert torch.equal((255 * pixels).round().byte()[None],
+                       batch_of(read_contract(contract), wanted[0])['observation.images.top'])
+
+
+@pytest.mark.parametrize(('changes', 'ticks', 'why'), [
+    ({'rate': 12.5}, 5, 'must be a whole number, that of the contract is 12.5 Hz'),
+    ({'observations': CONTRACT['observations']}, 5, r"begin with observation\..* has 'top'"),
+    ({}, 0, 'must have observations that are followed by actions')])
+def test_what_cannot_be_a_dataset_leaves_none(tmp_path, lerobot, contract_file, capsys, changes,
+                                              ticks, why):
+    record(tmp_path / 'bags/one', 5)
+    record(tmp_path / 'bags/two', ticks)
+    given = [str(contract_file(**changes)), str(tmp_path / 'bags'), '--task', 'wave', '--to']
+    assert to_lerobot([*given, str(tmp_path / 'mine')]) == 2
+    assert re.search(why, capsys.readouterr().err)
+    assert {path.name for path in tmp_path.iterdir()} == {'bags', 'arm.yaml'}
+    assert to_lerobot([*given, str(tmp_path / 'bags')]) == 2
+    assert 'bags must be a new folder' in capsys.readouterr().err
+
+
+def test_without_lerobot_no_dataset_is_written(tmp_path, contract_file, capsys, monkeypatch):
+    for name in ('lerobot', 'lerobot.datasets.lerobot_dataset'):
+        monkeypatch.setitem(sys.modules, name, None)
+    record(tmp_path / 'bags/one', 5)
+    given = [str(contract_file()), '--task', 'wave', '--to', str(tmp_path / 'mine')]
+    assert to_lerobot([*given, str(tmp_path / 'bags')]) == 2
+    assert 'needs lerobot 0.4 or newer' in capsys.readouterr().err
+    assert to_lerobot([*given, str(tmp_path / 'none')]) == 2
+    assert 'none must have a recording' in capsys.readouterr().err
 
 
 def test_without_lerobot_its_datasets_are_refused(tmp_path, monkeypatch):

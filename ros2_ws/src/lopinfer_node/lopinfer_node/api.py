@@ -14,12 +14,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
-from fleet_models import FollowOptions
+from fleet_models import Follower, FollowOptions
 from fleet_models.following import TRACING
 from fleet_ros.exposure import team_key
 from fleet_ros.services import bound_parameters
@@ -270,6 +272,7 @@ class _Given:
                 source(*own, **named)
         with TRACING:
             self.traced = trace(source, *args, **kwargs)
+            self.traced.example = _varied(leaves)
             self.snapshot = before or Snapshot(model)
             self.snapshot.note_results(source, run)
         self.outputs: Any = self.traced.structure   # how tensors are nested in the results
@@ -304,6 +307,13 @@ class _Given:
         return _modes()
 
 
+def _varied(leaves: list[Any]) -> list[torch.Tensor] | None:
+    """Return copies of the model's inputs if they look like real ones; None if all are constant."""
+    tensors = [leaf.detach().clone() for leaf in leaves]
+    return tensors if any(t.numel() and bool((t != t.flatten()[0]).any()) for t in tensors) else \
+        None
+
+
 def _twin(model: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a model whose modules hold the same tensors."""
     memo: dict[int, Any] = {
@@ -330,7 +340,9 @@ def _level_of_caller() -> int:
 @contextlib.contextmanager
 def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = None,
             robot: str = '', options: ClientOptions | None = None,
-            follow: str | FollowOptions = '') -> Iterator[OffloadedModel | FollowedModel]:
+            follow: str | FollowOptions = '',
+            within: Callable[[torch.nn.Module], torch.nn.Module] = lambda model: model
+            ) -> Iterator[OffloadedModel | FollowedModel]:
     """Share the inferences of ``model`` with the server while the context is open.
 
     :param server: namespace of the server, or of several, separated by commas: the fastest one
@@ -344,16 +356,18 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
     :param follow: namespace of a fleet, such as `/rog`, or `FollowOptions`: the model takes up what
         the fleet learns, between two inferences; then ``model`` stays as it was given, and the
         attribute `model` of the result is the present one.
+    :param within: returns the model that is shared, which calls the model that it is given, such as
+        one that scales pictures first; the versions of a fleet are those of ``model``.
     """
     options = options or ClientOptions(TablePlanner(), server)
     follow = FollowOptions(follow) if isinstance(follow, str) else follow
     shared: OffloadedModel | FollowedModel
     if follow.server:
-        shared = FollowedModel(model, lambda m: OffloadedModel(m, robot, options),
-                               lambda prepare: follow.follower(model, prepare, robot,
-                                                               options.access))
+        followed = replace(follow, robot=robot, access=options.access)
+        shared = FollowedModel(model, lambda m: OffloadedModel(within(m), robot, options),
+                               partial(Follower, model, followed))
     else:
-        shared = OffloadedModel(model, robot, options)
+        shared = OffloadedModel(within(model), robot, options)
     try:
         if example is not None:
             several = isinstance(example, tuple) and not hasattr(example, '_fields')

@@ -34,12 +34,13 @@ LOOK = 0.05          # seconds between two looks
 class FollowedModel:
     """An `OffloadedModel` that changes with the versions of a fleet; it is called in the same way.
 
-    :param open: returns an `OffloadedModel` for a model.
+    :param open: returns an `OffloadedModel` of a model.
     :param follower: returns the `Follower` for a `Prepare`.
     """
 
     def __init__(self, model: torch.nn.Module, open: Callable[[torch.nn.Module], OffloadedModel],
                  follower: Callable[[Prepare], Follower]) -> None:
+        self.model = model      # the present one; each version has an object of its own
         self._open, self._present = open, open(model)
         self._changing = threading.Lock()
         self._opened: list[OffloadedModel] = [self._present]
@@ -51,15 +52,10 @@ class FollowedModel:
         self.take()
         return self._present(*args, **kwargs)
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The present model; each version has an object of its own."""
-        return self._present.model
-
     def current(self) -> torch.nn.Module:
         """Take up a version if one is ready; return the present model."""
         self.take()
-        return self._present.model
+        return self.model
 
     @property
     def shared(self) -> bool:
@@ -101,23 +97,25 @@ class FollowedModel:
             ready: Ready | None = self.follower.ready
             if ready is None or self._closed:
                 return
-            former, self._present = self._present, ready.prepared
+            former = self._present
+            self.model, self._present = ready.prepared
             self._opened = [self._present]
             self.follower.taken(ready)
         # in a thread, because it takes a while
         threading.Thread(target=former.close, name='close', daemon=True).start()
 
-    def _prepared(self, state: dict[str, torch.Tensor]) -> OffloadedModel:
+    def _prepared(self, state: dict[str, torch.Tensor]) -> tuple[torch.nn.Module, OffloadedModel]:
         """Return the model with new tensors, for which a server is ready if it is for the present.
 
         Raises FollowError if that takes longer than `PATIENCE`.
         """
         with self._changing:
-            present = self._present
+            model, present = self.model, self._present
             waiting = [one for one in self._opened if one is not present]
         for one in waiting:     # prepared, but a newer version is there before it was used
             one.close()
-        new = self._open(with_state(present.model, state))
+        model = with_state(model, state)
+        new = self._open(model)
         with self._changing:
             closed = self._closed
             if not closed:
@@ -139,4 +137,4 @@ class FollowedModel:
                 raise FollowError(f'no server was ready for it within {PATIENCE:g} s: '
                                   f'{new.reason or "its upload takes longer"}')
             time.sleep(LOOK)
-        return new
+        return model, new

@@ -41,8 +41,6 @@ def _build_client() -> Any:
 
 def _infer(node: Any, interruption: Interruption) -> int:
     spin_until(node, lambda: bool(interruption or node.error), interruption)
-    node.leave()
-    spin_until(node, lambda: node.has_left, interruption)
     return fail(node.error) if node.error else 0
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import DEVICE, AccessConfig
+from fleet_models.settings import FollowSettings
 from fleet_ros.device import torch_device
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
@@ -99,7 +100,7 @@ class ServerSettings(ManagedSettings, NodeSettings, Limits):
         return folder
 
 
-class ClientSettings(NodeSettings, Settings):
+class ClientSettings(NodeSettings, FollowSettings, Settings):
     """Settings of a robot's client."""
 
     model: str = setting('mobilenet_v3_small', 'model: a name of torchvision or timm, or '

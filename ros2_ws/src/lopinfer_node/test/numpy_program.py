@@ -8,6 +8,7 @@ are missing, out of date or from another request are detected.
 from dataclasses import dataclass
 
 import numpy as np
+from fleet_compute.inlets import layout_of
 from lopinfer_node.model.footprint import identity, whole, window
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.plan import DEVICE, Plan
@@ -99,6 +100,9 @@ class Run:
         t = self.program.plan.transfers[transfer]
         assert self.there[t.node][t.lo:t.hi].all(), 'sends what is not there'
         return memoryview(self.values[t.node][t.lo:t.hi].copy()).cast('B')
+
+    def layout(self, transfer):
+        return 8, layout_of([len(self.piece(transfer)) // 8])
 
     def deliver(self, transfer, data):
         t = self.program.plan.transfers[transfer]

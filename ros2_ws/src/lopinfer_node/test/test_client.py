@@ -225,7 +225,8 @@ def test_a_late_piece_of_an_abandoned_request_is_acknowledged_and_dropped():
     run, _ = begin(machine, 1.0)
     machine.work(2.0)
     down = next(t for t in TABLE.plans[2].transfers if t.source != DEVICE)
-    late = Piece(5, 0, 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes)).sealed()
+    late = Piece(5, 0, 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes),
+                 size=down.bytes).sealed()
     assert [type(a) for a in machine.on_piece(late, 2.1)] == [Ack]
     assert machine.dropped['late'] == 1 and not run.there[down.node].any()
 
@@ -235,11 +236,12 @@ def test_a_late_piece_of_the_request_before_is_not_taken_for_this_one():
     begin(machine, 1.0)
     run, _ = begin(machine, 1.1)
     down = next(t for t in TABLE.plans[2].transfers if t.source != DEVICE)
-    late = Piece(5, NUMBER, 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes))
+    late = Piece(5, NUMBER, 0, 1, down.index, 0, 1, 2, 0.0, bytes(down.bytes),
+                 size=down.bytes)
     machine.on_piece(late.sealed(), 1.2)
     assert machine.dropped['late'] == 1 and not run.there[down.node].any()
     machine.on_piece(Piece(5, NUMBER, 1, 2, down.index, 0, 1, 2, 0.0,
-                           bytes(down.bytes)).sealed(), 1.2)
+                           bytes(down.bytes), size=down.bytes).sealed(), 1.2)
     assert run.there[down.node].all()
 
 

@@ -22,7 +22,7 @@ ROUTE = Route(1, 77, 3)
 
 
 def piece(transfer, data):
-    return Piece(5, 77, 0, 1, transfer, 0, 1, 3, 0.0, bytes(data)).sealed()
+    return Piece(5, 77, 0, 1, transfer, 0, 1, 3, 0.0, bytes(data), size=len(data)).sealed()
 
 
 def execution(side, plan, inputs=None):

@@ -3,7 +3,7 @@
 import copy
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from runtime_models import Small
 from safetensors import safe_open
 from test_nodes import (  # noqa: F401
     SHAPE,
+    Camera,
     domain,
     halves,
     processes,
@@ -88,6 +89,21 @@ def test_a_server_that_follows_needs_no_weights_of_robots(
                 if not p.parent.name.startswith('followed')}
         assert sorted(map(len, sent.values())) == [0, len(model.state_dict())], sent
         assert [p.name for p in store.glob('followed*')] == ['followed-1']
+
+
+@pytest.mark.long
+def test_the_node_of_a_robot_with_a_camera_takes_up_versions(
+        processes, store, tmp_path):  # noqa: F811
+    new = other(1)
+    start(processes, 'server', directory=store)
+    with offering(tmp_path / 'models') as fleet, closing(Camera()) as camera:
+        start(processes, 'client', model='runtime_models:small', height=32, width=40,
+              method='server-only', follow='/rog')
+        camera.until(lambda: any(r.offloaded for r in camera.results))
+        assert camera.answers(Small().eval(), camera.results[-1])
+        fleet.give(new, .5)
+        camera.until(lambda: camera.answers(new, camera.results[-1])
+                     and camera.results[-1].offloaded)
 
 
 def test_without_a_server_the_robot_takes_up_versions_alone(tmp_path):

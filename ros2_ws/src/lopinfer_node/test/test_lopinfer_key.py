@@ -119,7 +119,7 @@ def false_results(message):
     """Return pieces with zeros that would be right without a key."""
     piece = Piece(message.incarnation, message.plan, message.packet + 1000, message.request,
                   message.transfer, message.part, message.parts, message.bin, 0.0,
-                  bytes(max(0, len(message.data) - 16)))
+                  bytes(max(0, len(message.data) - 16)), size=message.size)
     return to_ros(piece.sealed())
 
 

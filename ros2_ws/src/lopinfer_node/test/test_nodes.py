@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -930,42 +930,64 @@ def test_the_decorator_gives_the_function_the_shared_model():
     same(detect(x), model(x))
 
 
+class Camera:
+    """A node that publishes a picture again and again, and takes the `results`.
+
+    ``x``: the picture as a model for ImageNet gets it.
+    """
+
+    def __init__(self):
+        from lopinfer_msgs.msg import Result
+        from lopinfer_node.qos import IMAGE, RESULT
+        from sensor_msgs.msg import Image
+        image = Image(height=32, width=40, encoding='bgr8', step=120,
+                      data=np.random.default_rng(0).integers(0, 256, 32 * 120, np.uint8))
+        pixels = torch.from_numpy(np.array(image.data).reshape(32, 40, 3)[:, :, ::-1].copy())
+        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+        self.x = ((pixels / 255 - mean) / std).permute(2, 0, 1)[None]
+        self.context = Context()
+        rclpy.init(args=[], context=self.context)
+        self.node = rclpy.create_node('camera', context=self.context)
+        self.results = []
+        self.node.create_subscription(Result, 'lopinfer/result', self.results.append, RESULT)
+        images = self.node.create_publisher(Image, 'image', IMAGE)
+        self.node.create_timer(0.1, lambda: images.publish(image))
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.executor.add_node(self.node)
+
+    def until(self, condition, what=lambda: 'the condition'):
+        eventually(condition, what, step=lambda: self.executor.spin_once(0.1))
+
+    def answers(self, model, result):
+        """Return whether a result is that of the model."""
+        with torch.no_grad():
+            wanted = model(self.x).values()
+        return all(list(tensor.shape) == list(want.shape) and np.allclose(
+            np.array(tensor.values), want.numpy().ravel(), 1e-4, 1e-5)
+            for tensor, want in zip(result.outputs, wanted, strict=True))
+
+    def close(self):
+        self.node.destroy_node()
+        self.context.try_shutdown()
+
+
 @pytest.mark.long
 def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
-    from lopinfer_msgs.msg import Result
-    from lopinfer_node.qos import IMAGE, RESULT
+    from lopinfer_node.qos import IMAGE
     from rcl_interfaces.msg import Log
     from sensor_msgs.msg import Image
     server = start(processes, 'server', directory=tmp_path)
     client = start(processes, 'client', model='runtime_models:small', height=32, width=40,
                    method='server-only')
-    image = Image(height=32, width=40, encoding='bgr8', step=120,
-                  data=np.random.default_rng(0).integers(0, 256, 32 * 120, np.uint8))
-    pixels = torch.from_numpy(np.array(image.data).reshape(32, 40, 3)[:, :, ::-1].copy())
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    with torch.no_grad():
-        wanted = Small().eval()(((pixels / 255 - mean) / std).permute(2, 0, 1)[None])
-    context = Context()
-    rclpy.init(args=[], context=context)
-    node = rclpy.create_node('camera', context=context)
-    results = []
-    node.create_subscription(Result, 'lopinfer/result', results.append, RESULT)
-    images = node.create_publisher(Image, 'image', IMAGE)
-    node.create_timer(0.1, lambda: images.publish(image))
-    executor = SingleThreadedExecutor(context=context)
-    executor.add_node(node)
-    eventually(lambda: any(r.offloaded for r in results), step=lambda: executor.spin_once(0.1))
-    logged = []
-    node.create_subscription(Log, '/rosout', lambda log: logged.append(log.msg), 10)
-    node.create_publisher(Image, 'image', IMAGE)   # as another robot's camera
-    eventually(lambda: any('/image has 2 publishers (/camera, /camera)' in m for m in logged),
-               lambda: str(logged), step=lambda: executor.spin_once(0.1))
-    node.destroy_node()
-    context.try_shutdown()
-    for result in (results[0], results[-1]):
-        for tensor, want in zip(result.outputs, wanted.values(), strict=True):
-            assert list(tensor.shape) == list(want.shape)
-            np.testing.assert_allclose(np.array(tensor.values), want.numpy().ravel(), 1e-4, 1e-5)
+    with closing(Camera()) as camera:
+        camera.until(lambda: any(r.offloaded for r in camera.results))
+        logged = []
+        camera.node.create_subscription(Log, '/rosout', lambda log: logged.append(log.msg), 10)
+        camera.node.create_publisher(Image, 'image', IMAGE)   # as another robot's camera
+        camera.until(lambda: any('/image has 2 publishers (/camera, /camera)' in m for m in logged),
+                     lambda: str(logged))
+        for result in (camera.results[0], camera.results[-1]):
+            assert camera.answers(Small().eval(), result)
     for process in (client, server):
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT) == 0

@@ -10,7 +10,8 @@ from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
 from lopinfer_node.planning.table import PlanTable
 from lopinfer_node.planning.timeline import Costs, Link, estimate
-from lopinfer_node.runtime.measure import measure
+from lopinfer_node.runtime import planner
+from lopinfer_node.runtime.measure import encoded_shares, measure
 from lopinfer_node.runtime.planner import MARGIN, MESSAGE, TRANSFER, TablePlanner
 from runtime_models import Small
 
@@ -34,7 +35,9 @@ def test_with_a_profile_there_is_one_table():
     assert len(list(TablePlanner('server-only', profile)(traced, costs, costs))) == 1
 
 
-def test_where_one_direction_is_slower_another_plan_is_better_and_its_latency_is_that_links():
+def of_a_slow_robot(monkeypatch, shares):
+    """Return a conv and ReLU, their costs, and the plans where the link has different rates."""
+    monkeypatch.setattr(planner, 'encoded_shares', lambda traced: np.array(shares))
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU()).eval()
     traced = trace(model, torch.rand(1, 3, 32, 40))      # 15 kB of input, 328 kB of output
     graph, rates = traced.graph, (0.0, 1e6, 10e6, 100e6)
@@ -45,15 +48,36 @@ def test_where_one_direction_is_slower_another_plan_is_better_and_its_latency_is
     here, there = Plan.device_only(graph), Plan.server_only(graph)
     table = PlanTable(graph, rates, 0.0, [here, here, there, there])
     (made,) = TablePlanner(profile=profile, table=table, latency=0.001)(traced, none, none)
+    costs = Costs(np.stack([none, none]), np.stack([slow, none]), np.array(shares))
+    return made, costs, [[made.plans[k] for k in row] for row in made.chosen], here, there
+
+
+def test_where_one_direction_is_slower_another_plan_is_better_and_its_latency_is_that_links(
+        monkeypatch):
+    made, costs, chosen, here, there = of_a_slow_robot(monkeypatch, [1.0] * 4)
     wanted = [[here, here, here, here], [here, here, here, there],
               [here, here, there, there], [here, here, there, there]]
-    assert [[made.plans[k] for k in row] for row in made.chosen] == wanted
-    costs = Costs(np.stack([none, none]), np.stack([slow, none]))
-    for i, up in enumerate(rates):
-        for j, down in enumerate(rates):
+    assert chosen == wanted
+    for i, up in enumerate(made.bandwidths):
+        for j, down in enumerate(made.bandwidths):
             link = Link(up, down, 0.001, MESSAGE)
             assert made.estimates[i, j] == pytest.approx(
-                estimate(graph, wanted[i][j], costs, link).latency)
+                estimate(made.plans[0].graph, wanted[i][j], costs, link).latency)
+
+
+def test_what_is_sent_in_fewer_bytes_is_sent_over_slower_links(monkeypatch):
+    made, _, chosen, here, there = of_a_slow_robot(monkeypatch, [.15, .5, .1, 1.0])
+    assert chosen == [[here, here, here, here], [here, there, there, there],
+                      [here, there, there, there], [here, there, there, there]]
+
+
+def test_the_shares_are_those_of_the_example_and_random_inputs_are_not_believed():
+    traced = trace(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval(),
+                   torch.zeros(1, 3, 64, 64))
+    x, conv, relu, out = encoded_shares(traced)
+    assert x == out == 1 and relu < .6 and conv > .7
+    traced.example = [torch.randint(0, 9, (1, 3, 64, 64)) / 9]
+    assert encoded_shares(traced)[0] < .3
 
 
 def test_a_baselines_plan_is_that_of_the_up_link():

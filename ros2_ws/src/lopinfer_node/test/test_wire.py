@@ -34,8 +34,8 @@ FEW = examples(100)
 ROUTE = Route(3, 77, 5)
 
 
-def piece(transfer=0, part=0, parts=1, data=b'', packet=0):
-    return Piece(1, 77, packet, 3, transfer, part, parts, 5, 0.25, data).sealed()
+def piece(transfer=0, part=0, parts=1, data=b'', packet=0, size=100):
+    return Piece(1, 77, packet, 3, transfer, part, parts, 5, 0.25, data, size=size).sealed()
 
 
 @FEW
@@ -54,7 +54,7 @@ def test_any_change_of_a_piece_is_noticed(data, draw):
     good = piece(data=data)
     good.verify()
     name = draw.draw(st.sampled_from(['incarnation', 'plan', 'packet', 'request', 'transfer', 'bin',
-                                      'parts', 'data']))
+                                      'parts', 'size', 'data']))
     if name == 'data':
         damaged = bytearray(data)
         damaged[draw.draw(st.integers(0, len(data) - 1))] ^= draw.draw(st.integers(1, 255))
@@ -87,7 +87,9 @@ def test_a_transfer_is_complete_once_whatever_the_order(order, draw):
 
 @pytest.mark.parametrize(('bad', 'says'), [
     (piece(5, 0, 1, bytes(100)), 'no transfer 5'), (piece(4, 0, 2, bytes(49)), 'must have 50'),
-    (piece(4, 0, 1, bytes(101)), 'must have 100'), (piece(4, 0, 4, bytes(25)), 'have 2 parts')])
+    (piece(4, 0, 1, bytes(101), size=101), 'at most 100'),
+    (piece(4, 0, 1, bytes(101)), 'must have 100'), (piece(4, 0, 4, bytes(25)), 'have 2 parts'),
+    (piece(4, 0, 2, bytes(30), size=60), '100 bytes, got 2 and 60')])
 def test_parts_that_do_not_fit_the_plan_are_refused(bad, says):
     inbox = Inbox({4: 100})
     inbox.take(piece(4, 1, 2, bytes(50)))

@@ -22,6 +22,7 @@ after `.versions/2.14/bin/python -m pip install --no-deps rgpu==0.1.1`.
 import argparse
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -122,7 +123,7 @@ def program(options):
     import torch
     torch.set_num_threads(1)
     if options.program == 'rgpu':
-        import rgpu  # noqa: F401
+        importlib.import_module('rgpu')
     model, inputs, infer = task(options.model)
     with torch.no_grad():
         want = infer(model, *inputs).float()

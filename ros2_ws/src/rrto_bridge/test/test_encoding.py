@@ -3,12 +3,15 @@
 import random
 
 import pytest
+import torch
+from fleet_compute.inlets import Inlets
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from rrto_bridge.protocol.errors import RemoteError
 from rrto_bridge.protocol.record import Meta, Persistent, Ref, Special
 from rrto_bridge.protocol.sequence import Bound, Own
+from rrto_bridge.protocol.tensors import encoded, pack, unpack
 from rrto_bridge.protocol.wire import decode, encode
 
 INTS = st.integers(-2**63, 2**63 - 1)
@@ -71,3 +74,24 @@ def test_damaged_messages_raise_only_remote_errors():
             decode(bytes(damaged))
         except RemoteError:
             pass
+
+
+@pytest.mark.parametrize('dtype', [
+    torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.bool,
+    torch.complex64, torch.complex128, torch.float8_e4m3fn])
+@pytest.mark.parametrize('order', [(0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2)])
+def test_a_tensor_that_crosses_a_link_is_encoded_and_comes_back_whatever_its_layout(dtype, order):
+    tensor = (torch.arange(2 * 3 * 20 * 24).view(2, 3, 20, 24) % 7).to(dtype).permute(order)
+    meta, data = pack(tensor)
+    sent = encoded(meta, data, Inlets(lambda: 1e6))
+    assert len(sent) < len(data) / 3
+    back = unpack(meta, sent)
+    assert back.stride() == tensor.stride() and pack(back)[1] == data
+
+
+@pytest.mark.parametrize('cut', [0, 1, 30, 100])
+def test_encoded_bytes_that_are_damaged_are_refused(cut):
+    meta, data = pack(torch.arange(1000.) % 7)
+    sent = bytes(encoded(meta, data, Inlets(lambda: 1e6)))
+    with pytest.raises(RemoteError, match='do not fit'):
+        unpack(meta, sent[:cut])

@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
                 shared = rig.measure('server-only', profile, options.requests, 0.0)
             plain = _plain(model, example, options.requests)
             rows.append({'model': name, 'plain_ms': plain * 1e3, 'shared_ms': shared.median * 1e3,
-                         'server_ms': shared.server * 1e3,
+                         'server_ms': shared.server * 1e3, 'sent_bytes': shared.sent,
                          'overhead_ms': (shared.median - plain) * 1e3,
                          'overhead_share': shared.median / plain - 1, 'error': shared.error})
     print(json.dumps({'bench': 'lopinfer_overhead', 'requests': options.requests, 'rows': rows}))

@@ -46,7 +46,7 @@ class Measured:
     """The measured requests of one method; all times are in seconds.
 
     `latency`: one value per request. `estimate`: latency that the planner expects. `device`,
-    `server`, `transfer`, `overlap`: medians of the fields of `Report` with the same names.
+    `server`, `transfer`, `overlap`, `sent`: medians of the fields of `Report` with the same names.
     `offloaded`: number of requests that used the server. `error`: largest difference from the
     output of the unsplit model, divided by the largest element of that output.
     """
@@ -60,6 +60,7 @@ class Measured:
     server: float
     transfer: float
     overlap: float
+    sent: float
 
     @property
     def median(self) -> float:
@@ -160,7 +161,8 @@ def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.
         if turn == WARM_UP - 1:
             offloaded = report.offloaded
         if turn >= WARM_UP:
-            rows.append((seconds, report.device, report.server, report.transfer, report.overlap))
+            rows.append((seconds, report.device, report.server, report.transfer, report.overlap,
+                         report.sent))
             estimate = alone if np.isnan(report.estimate) else report.estimate
     assert report is not None
     table = np.array(rows)

@@ -35,7 +35,8 @@ class Traced:
 
     `axes`: the axis along which each input is divided; None for an input that stays whole.
     `structure`: how the model nests its results; None if the model was not run. `writes`:
-    whether the model writes to its inputs.
+    whether the model writes to its inputs. `example`: inputs, such as those of the trace, that
+    show how well tensors can be encoded; None: not known.
     """
 
     def __init__(self, name: str, tape: Tape, axes: Sequence[int | None]) -> None:
@@ -44,6 +45,7 @@ class Traced:
         self.axes = tuple(axes)
         self.structure: pytree.TreeSpec | None = None
         self.writes = False
+        self.example: Sequence[torch.Tensor] | None = None
         self.divisions: dict[int, Division] = {}
         self.calls: dict[int, Call] = {}
         self.graph = self._build()

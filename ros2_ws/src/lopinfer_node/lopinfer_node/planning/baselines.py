@@ -72,7 +72,7 @@ def dsccs(graph: Graph, costs: Costs, link: Link) -> Plan:
     source, sink, sent, fetched = 3 * n, 3 * n + 1, n, 2 * n
     network = Network(3 * n + 2)
     seconds = costs.fixed + costs.per_share
-    whole = Plan.device_only(graph).needs[DEVICE]
+    whole, rows = Plan.device_only(graph).needs[DEVICE], costs.row_bytes(graph)
     for node in graph.nodes:
         v = node.index
         if node.kind is Kind.OPERATOR:
@@ -80,7 +80,7 @@ def dsccs(graph: Graph, costs: Costs, link: Link) -> Plan:
             network.add(v, sink, float(seconds[DEVICE, v]))
         else:
             network.add(source, v, float('inf'))
-        size = int(whole[v, 1] - whole[v, 0]) * node.bytes_per_index
+        size = int(whole[v, 1] - whole[v, 0]) * int(rows[v])
         network.add(v, sent + v, link.seconds(DEVICE, size) + link.latency)
         network.add(fetched + v, v, link.seconds(SERVER, size) + link.latency)
         for consumer in graph.consumers[v]:

@@ -118,7 +118,6 @@ def _flat(graph: Graph) -> dict[str, np.ndarray]:
     return {
         'kind': np.array([_KINDS[n.kind] for n in graph.nodes], np.int64),
         'extent': graph.extents,
-        'row_bytes': np.array([n.bytes_per_index for n in graph.nodes], np.int64),
         'whole': np.array([n.is_global for n in graph.nodes]),
         'first': np.array(first, np.int64),
         'source': np.array(source, np.int64),
@@ -140,7 +139,7 @@ def problem(graph: Graph, costs: Costs, link: Link, power: PowerModel | None = N
     power = power or PowerModel()
     large = [small_transfers and n.bytes > graph.input_bytes for n in graph.nodes]
     return Problem(
-        **_flat(graph), stays=np.array(large), fixed=costs.fixed,
+        **_flat(graph), row_bytes=costs.row_bytes(graph), stays=np.array(large), fixed=costs.fixed,
         slope=costs.per_share / graph.extents, rate=np.array([link.up, link.down], np.float64),
         latency=float(link.latency), message=float(link.message),
         watts=np.array([power.computing, power.communicating, power.stalled]),

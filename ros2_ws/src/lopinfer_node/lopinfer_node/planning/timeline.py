@@ -27,11 +27,15 @@ class Costs:
     shape (2, nodes), finite and not negative. Inputs and outputs cost nothing, whatever the arrays
     contain.
 
+    `sent`: bytes that cross the link for each byte of a node's tensor, (nodes,) float64, because
+    tensors are encoded; None: 1 for each.
+
     :raises ValueError: the arrays have other shapes or values.
     """
 
     fixed: np.ndarray
     per_share: np.ndarray
+    sent: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ('fixed', 'per_share'):
@@ -45,6 +49,14 @@ class Costs:
             object.__setattr__(self, name, value)
         if self.fixed.shape != self.per_share.shape:
             raise ValueError('fixed and per_share must have the same number of operators')
+        if self.sent is not None and self.sent.shape != self.fixed.shape[1:]:
+            raise ValueError('sent must have a number for each operator')
+
+    def row_bytes(self, graph: Graph) -> np.ndarray:
+        """Return the bytes that cross the link for one index of each node's tensor, int64."""
+        rows = np.array([node.bytes_per_index for node in graph.nodes], np.int64)
+        return rows if self.sent is None else np.maximum(1, np.round(rows * self.sent)).astype(
+            np.int64)
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,7 @@ class _Schedule:
             raise ValueError(f'{graph.name} has {len(graph)} operators, its costs '
                              f'{costs.fixed.shape[1]}')
         self.graph, self.plan, self.costs, self.link = graph, plan, costs, link
+        self._row_bytes = costs.row_bytes(graph)
         self.start = np.full((2, len(graph)), np.nan)
         self.end = np.full((2, len(graph)), np.nan)
         self.rows = np.zeros((len(plan.transfers), 4))
@@ -208,7 +221,8 @@ class _Schedule:
         free = 0.0 if previous is None else self.rows[previous, 2]
         self.queue[transfer.index] = previous if free > queued else None
         begin = max(queued, free)
-        end = begin + self.link.seconds(source, transfer.bytes)
+        end = begin + self.link.seconds(
+            source, (transfer.hi - transfer.lo) * int(self._row_bytes[transfer.node]))
         self.rows[transfer.index] = queued, begin, end, end + self.link.latency
         self._sent[source] = transfer.index
 

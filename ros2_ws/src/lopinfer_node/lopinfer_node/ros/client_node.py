@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,15 +17,20 @@ from fleet_ros.services import bound_parameters
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
 from sensor_msgs.msg import Image
+from torch.utils._pytree import tree_leaves
 
 from .. import qos
-from ..model.pictures import traced_of_images
+from ..api import offload
+from ..errors import ModelError
+from ..model import zoo
+from ..model.pictures import OfImages
 from ..model.precision import Precision
 from ..parameters import ClientSettings
 from ..runtime.planner import TablePlanner
 from .client_shell import ClientOptions
 from .convert import result_message
-from .servers import LAST_WORDS, Servers
+
+ENDS = 10.0   # maximum seconds for which the node waits for its last inference when it ends
 
 
 class ClientNode(Node):
@@ -47,11 +53,18 @@ class ClientNode(Node):
         Precision().use()
         # these can fail, so they come before the trace, which takes long
         link, recording = s.shaped_link(), s.open_recording()
-        traced = traced_of_images(s.model, self.size, s.pretrained, s.mean, s.std, self._device,
-                                  s.weights)
-        self.client = Servers(self, traced, ClientOptions(
-            TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
-            s, link, recording=recording, slowdown=s.slowdown, access=s.security))
+        self._opened = ExitStack()
+        self.shared = self._opened.enter_context(offload(
+            zoo.load(s.model, s.pretrained, s.weights).to(self._device),
+            example=torch.zeros(1, 3, *self.size, dtype=torch.uint8, device=self._device),
+            robot=self.get_namespace().strip('/'),
+            options=ClientOptions(
+                TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
+                s, link, recording=recording, slowdown=s.slowdown, access=s.security),
+            follow=s.followed(), within=lambda model: OfImages(model, s.mean, s.std)))
+        if self.shared.report is None:
+            self._opened.close()
+            raise ModelError(self.shared.reason)
         self._newest: tuple[Any, float] | None = None   # newest unused image, time of its arrival
         self._there = threading.Condition()
         self._closing = False
@@ -62,23 +75,13 @@ class ClientNode(Node):
         self._thread.start()
         self.get_logger().info(f'{s.model}: waiting for images')
 
-    def leave(self) -> None:
-        """Tell the servers that this robot ends; see `has_left`."""
-        self.client.leave()
-        self._ends_at = time.monotonic() + LAST_WORDS
-
-    @property
-    def has_left(self) -> bool:
-        """Return whether the servers know that this robot ends, or have had `LAST_WORDS` for it."""
-        return self.client.has_left or time.monotonic() >= self._ends_at
-
     def destroy_node(self) -> None:
         """Stop the threads, then release the node."""
         with self._there:
             self._closing = True
             self._there.notify()
-        self._thread.join()
-        self.client.close()
+        self._thread.join(ENDS)
+        self._opened.close()
         super().destroy_node()
 
     def _on_image(self, image: Any) -> None:
@@ -109,8 +112,11 @@ class ClientNode(Node):
         except PictureError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
-        before = self.client.report.offloaded
-        outputs = self.client.infer((x.to(self._device),))
+        former = self.shared.report     # each version that is taken up has one of its own
+        before = former.offloaded if former else 0
+        outputs = [leaf for leaf in tree_leaves(self.shared(x.to(self._device)))
+                   if isinstance(leaf, torch.Tensor)]
+        report = self.shared.report
         self._results.publish(result_message(
             outputs, image.header, time.monotonic() - came,
-            self.client.report.offloaded > before))
+            report is not None and report.offloaded > (before if report is former else 0)))

@@ -17,7 +17,7 @@ from ..runtime.services import OpenReply, OpenRequest, PlansRequest
 from ..runtime.wire import Ack, Piece
 
 _PIECE = ('incarnation', 'plan', 'packet', 'request', 'transfer', 'part', 'parts', 'bin', 'busy',
-          'within', 'check')
+          'within', 'size', 'check')
 _ACK = ('incarnation', 'packet', 'mask', 'arrived', 'status', 'rate', 'wait')
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import fleet_env.settings.base
 import numpy as np
+from fleet_compute.inlets import Inlets
 from fleet_env.settings.base import setting
 from fleet_link.arrivals import Arrivals, expanded
 
@@ -115,8 +116,9 @@ class Report:
     ``estimate``: expected latency of this plan; NaN if the robot computed alone.
     ``latency``: measured latency. ``check``: time to detect changes of the model;
     ``estimate`` and ``latency`` include this time. ``device``, ``server``: computing time
-    of robot and server. ``transfer``: busy time of uplink plus downlink. ``bytes_down``:
-    bytes received since the start.
+    of robot and server. ``transfer``: busy time of uplink plus downlink. ``sent``: bytes that were
+    sent for the last request, what was lost included. ``bytes_down``: bytes received since the
+    start.
     """
 
     requests: int = 0
@@ -129,6 +131,7 @@ class Report:
     device: float = 0.0
     server: float = 0.0
     transfer: float = 0.0
+    sent: int = 0
     bytes_down: int = 0
 
     @property
@@ -154,6 +157,7 @@ class ClientMachine:
         self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
+        self.inlets = Inlets(lambda: self.outbox.link.rate)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
         self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request
@@ -178,6 +182,7 @@ class ClientMachine:
         self._limit = math.inf             # time at which the request stops waiting
         self._own_limit = math.inf         # the same if the server has no other robot's requests
         self._first = 0                    # number of the request's first packet
+        self._sent_before = 0              # bytes that were sent before it
         self._sending_since = math.inf
         self._bytes_down = 0               # bytes received in the present request
 
@@ -348,9 +353,9 @@ class ClientMachine:
         self._own_limit = self._limit = \
             now + self.choice.patience(known, self.settings.deadline, now)
         route = Route(self._number, self._numbers[bin_], bin_, self._limit)
-        self._request = Execution(DEVICE, route, steps, plan.transfers, run)
+        self._request = Execution(DEVICE, route, steps, plan.transfers, run, self.inlets)
         self._abandoned = False
-        self._first = self.outbox.link.sent
+        self._first, self._sent_before = self.outbox.link.sent, self.outbox.bytes_sent
         self._bytes_down = 0
         report = self.report
         report.bin, report.estimate = bin_, estimate
@@ -394,12 +399,14 @@ class ClientMachine:
         if self._request is None:      # the robot has computed the request alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0
+            report.sent = 0
             return []
         if self._request.done:
             report.offloaded += 1
             self._penalties = 0
         self._note_sending(now)
         report.transfer += self._bytes_down / self.rates[1]
+        report.sent = self.outbox.bytes_sent - self._sent_before
         self._request = None
         self.outbox.clear()
         return self.on_plans_made(self._next_table, now) if self._next_table is not None else []

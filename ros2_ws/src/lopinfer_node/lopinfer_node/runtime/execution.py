@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+from fleet_compute.inlets import UNSIGNED, CodecError, Inlets, Layout, decode
+
 from ..errors import RemoteError
 from ..planning.plan import Transfer
 from .outbox import Route
@@ -31,6 +34,9 @@ class AnyRun(Protocol):
 
     def piece(self, transfer: int) -> Buffer:
         """Return the bytes of a transfer whose step has been computed."""
+
+    def layout(self, transfer: int) -> tuple[int, Layout]:
+        """Return the bytes of an element of a transfer, and how the elements lie in memory."""
 
     def deliver(self, transfer: int, data: Buffer) -> None:
         """Store all bytes of a transfer."""
@@ -68,15 +74,17 @@ class Execution:
     """Progress of one request on ``side``.
 
     Steps run in order; a step may run when the transfers that it waits for have been delivered.
+    ``inlets``: encodes the transfers of this side; None: they are sent as they are.
     """
 
     def __init__(self, side: int, route: Route, steps: Sequence[AnyStep],
-                 transfers: Sequence[Transfer], run: AnyRun) -> None:
-        self.route, self.run = route, run
+                 transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None) -> None:
+        self.route, self.run, self._inlets = route, run, inlets
         self._steps = steps
         self._position = 0                # number of steps computed so far
         self._delivered: set[int] = set()
-        self._inbox = Inbox({t.index: t.bytes for t in transfers if t.source != side})
+        self._sizes = {t.index: t.bytes for t in transfers if t.source != side}
+        self._inbox = Inbox(self._sizes)
 
     def take(self, piece: Piece) -> bool:
         """Store a received piece; return whether it completes a transfer.
@@ -89,7 +97,11 @@ class Execution:
         data = self._inbox.take(piece)
         if data is None:
             return False
-        self.run.deliver(piece.transfer, data)
+        size = self._sizes[piece.transfer]
+        try:
+            self.run.deliver(piece.transfer, data if len(data) == size else decode(data, size).data)
+        except CodecError as error:
+            raise RemoteError(f'transfer {piece.transfer}: {error}') from None
         self._delivered.add(piece.transfer)
         return True
 
@@ -125,7 +137,15 @@ class Execution:
 
         On a GPU, wait for the bytes. Another thread may queue later steps meanwhile.
         """
-        return [(t, self.run.piece(t)) for s in steps for t in self._steps[s].sends]
+        return [(t, self._encoded(t)) for s in steps for t in self._steps[s].sends]
+
+    def _encoded(self, transfer: int) -> Buffer:
+        data = self.run.piece(transfer)
+        if self._inlets is None:
+            return data
+        item, layout = self.run.layout(transfer)
+        return self._inlets.encoded((self.route.plan, transfer),
+                                    np.frombuffer(data, UNSIGNED[item]), layout)
 
     @property
     def done(self) -> bool:

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_compute.inlets import UNSIGNED, layout_of, share
 
 from ..model.calls import Arithmetic
 from ..model.graph import Kind
+from ..model.layout import flat
 from ..model.traced import Traced
 from ..planning.profile import Profile, fit
 from .program import arithmetic
 from .slow import Pause, computing_time
 
 SHARES = (0.25, 0.5, 1.0)
+LINK = 4e6     # rate in bytes/s for which codecs are compared; few choices depend on it
 Progress = Callable[[int, int], None]
 
 
@@ -50,6 +53,40 @@ def measure(traced: Traced, repeats: int = 7, warm_up: int = 2, shares: Sequence
     fixed, per_share = fit(actual, seconds)
     return Profile(traced.graph.digest, traced.name, machine(), torch.__version__,
                    tuple(n.name for n in traced.graph.nodes), fixed, per_share)
+
+
+def encoded_shares(traced: Traced) -> np.ndarray:
+    """Return the bytes that cross a link for each byte of each node's tensor, float64 (nodes,).
+
+    The tensors are those of the model's example. Without one they are random, and an input counts
+    as sent as it is, because real ones differ from it most.
+    """
+    graph, found = traced.graph, np.ones(len(traced.graph))
+    values: dict[int, torch.Tensor] = {}
+    last_use = {source: n.index for n in graph.nodes for source in n.inputs}
+    device = next(iter(traced.parameters.values()), torch.empty(0)).device
+    with torch.inference_mode():
+        for node in graph.nodes:
+            if node.kind is Kind.OUTPUT:
+                break
+            made = traced.tape.records[node.index]
+            if node.kind is Kind.INPUT:
+                given = traced.example[graph.inputs.index(node.index)] if traced.example else \
+                    _random(made.shape, made.dtype, device)
+                values[node.index] = given.contiguous(memory_format=made.format)
+            else:
+                values[node.index] = traced.calls[node.index].bind()(
+                    *(values[i] for i in node.inputs))
+            if node.kind is Kind.OPERATOR or traced.example:
+                value = values[node.index]
+                elements = flat(value, made.format).cpu().view(torch.uint8).numpy()
+                item = min(value.dtype.itemsize, 8)
+                found[node.index] = share(elements.view(UNSIGNED[item]), layout_of(
+                    value.shape, made.format is not torch.contiguous_format), LINK)
+            for source in node.inputs:
+                if last_use[source] == node.index:
+                    values.pop(source, None)
+    return found
 
 
 def machine() -> str:

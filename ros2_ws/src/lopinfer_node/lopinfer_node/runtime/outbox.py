@@ -47,6 +47,7 @@ class _Part:
     part: int
     parts: int
     data: Buffer
+    size: int               # bytes of the whole transfer
     repeat: bool = True     # whether the part is sent again if it is lost
     arrived: bool = False
 
@@ -92,7 +93,8 @@ class Outbox:
         parts = parts_of(len(view), self.piece_bytes)
         for part in range(parts):
             lo, hi = bounds(len(view), part, parts)
-            self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi]))
+            self._waiting.append(_Part(route, transfer, part, parts, view[lo:hi],
+                                       len(view)))
 
     def probe(self, nbytes: int, pieces: int) -> None:
         """Queue ``pieces`` pieces with ``nbytes`` bytes in all, to measure the link.
@@ -101,7 +103,7 @@ class Outbox:
         """
         for part in range(pieces):
             self._waiting.append(_Part(Route(0, 0, 0), PROBE, part, pieces,
-                                       bytes(nbytes // pieces), repeat=False))
+                                       bytes(nbytes // pieces), nbytes, repeat=False))
 
     def on_ack(self, ack: Ack, now: float) -> None:
         """Handle an acknowledgement; raise RemoteError if it cannot be true."""
@@ -136,7 +138,7 @@ class Outbox:
         within = max(0.0, part.route.deadline - now) if part.route.deadline < math.inf else 0.0
         return Piece(self.incarnation, part.route.plan, packet, part.route.request, part.transfer,
                      part.part, part.parts, part.route.bin, self.busy, part.data,
-                     within=within).sealed()
+                     within=within, size=part.size).sealed()
 
     @property
     def deadline(self) -> float:

@@ -19,7 +19,7 @@ from ..planning.profile import Profile
 from ..planning.table import BANDWIDTHS, PlanTable, plan_table
 from ..planning.timeline import Costs, Link, estimate
 from .choice import PlannedTable
-from .measure import measure
+from .measure import encoded_shares, measure
 
 LOSS = 'lopinfer'
 METHODS = (LOSS, *BASELINES)
@@ -74,7 +74,8 @@ class TablePlanner:
         graph = traced.graph
         if own.digest != graph.digest or len(fixed) != len(graph) or len(per_share) != len(graph):
             raise ProfileError(f'a profile does not belong to {traced.name}')
-        costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]))
+        costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]),
+                      encoded_shares(traced))
 
         def latency(plan: Plan, rate: float) -> float:
             return estimate(graph, plan, costs, self._link(rate), self.power).latency

@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from fleet_compute.batch import together
 from fleet_compute.graphs import Function, Graphs, Parts
+from fleet_compute.inlets import Layout, layout_of
 from fleet_ros.device import downloading, uploaded
 
 from ..errors import ModelError, RemoteError
@@ -97,6 +99,22 @@ class Program:
                 if node.kind is Kind.OPERATOR else None
             self._compiled.append(_Compiled(sources, run, (lo, hi), ()))
         self._mark_last_uses()
+
+    @cached_property
+    def layouts(self) -> list[tuple[int, Layout]]:
+        """The bytes of an element of each transfer, and how its elements lie in memory."""
+        records = [self.traced.tape.records[t.node] for t in self.plan.transfers]
+        wide = [[2] if made.dtype is torch.complex128 else [] for made in records]   # two numbers
+        return [(min(made.dtype.itemsize, 8), layout_of(
+            self.shape(index) + wide[index], made.format is not torch.contiguous_format))
+            for index, made in enumerate(records)]
+
+    def shape(self, transfer: int) -> list[int]:
+        """Return the shape of the part of a tensor that a transfer carries."""
+        t = self.plan.transfers[transfer]
+        axis = self.traced.graph.nodes[t.node].axis
+        return [t.hi - t.lo if i == axis else n
+                for i, n in enumerate(self.traced.tape.records[t.node].shape)]
 
     def _sources(self, index: int, lo: int, hi: int
                  ) -> tuple[tuple[int, Interval, int | None], ...]:
@@ -297,6 +315,10 @@ class Run:
         elements = (self._leaving.pop(transfer, None) or self._download(transfer))()
         return elements.view(torch.uint8).numpy().data
 
+    def layout(self, transfer: int) -> tuple[int, Layout]:
+        """Return the bytes of an element of a transfer, and how the elements lie in memory."""
+        return self.program.layouts[transfer]
+
     def deliver(self, transfer: int, data: Any) -> None:
         """Store the bytes of a transfer from the other side.
 
@@ -307,10 +329,8 @@ class Run:
         if len(data) != t.bytes:
             raise RemoteError(f'transfer {transfer} of {self.program.traced.name} has {t.bytes} '
                               f'bytes, got {len(data)}')
-        node = self.graph.nodes[t.node]
-        shape = [t.hi - t.lo if i == node.axis else n for i, n in enumerate(made.shape)]
         self._arrived.append((t.node, (t.lo, t.hi), torch.frombuffer(data, dtype=made.dtype),
-                              shape))
+                              self.program.shape(transfer)))
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return the model's results; on the robot's side they are complete after its last step."""

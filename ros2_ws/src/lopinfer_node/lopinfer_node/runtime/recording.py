@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet_compute.inlets import Layout
+
 from .execution import AnyProgram, AnyRun, AnyStep
 from .wire import Buffer
 
@@ -103,6 +105,9 @@ class _RecordedRun:
         data = self._run.piece(transfer)
         self._recording.note(self._side, self._number, 'send', transfer, start)
         return data
+
+    def layout(self, transfer: int) -> tuple[int, Layout]:
+        return self._run.layout(transfer)
 
     def deliver(self, transfer: int, data: Buffer) -> None:
         start = time.monotonic()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from fleet_compute.inlets import Inlets
 from fleet_compute.schedule import USUAL, Ready, Schedule
 from fleet_env.settings.base import Settings, setting
 from fleet_link.arrivals import Arrivals
@@ -177,6 +178,7 @@ class _Session:
     digest: str
     heard: float
     outbox: Outbox
+    inlets: Inlets
     arrivals: Arrivals = field(default_factory=Arrivals)
     lane: int | None = None             # where the latest table is computed
     plans: Sequence[Prepared] = ()
@@ -431,9 +433,10 @@ class ServerMachine:
             session.heard = now
             return session, []
         self._joins += 1
+        outbox = Outbox(request.incarnation, self.limits.piece_bytes)
         fresh = _Session(request.client, request.incarnation,
-                         (self.incarnation + self._joins) % 2**64, request.digest, now,
-                         Outbox(request.incarnation, self.limits.piece_bytes))
+                         (self.incarnation + self._joins) % 2**64, request.digest, now, outbox,
+                         Inlets(lambda: outbox.link.rate))
         self._sessions[request.client] = fresh
         self._told.discard(request.client)
         return fresh, [] if session is not None else [Join(request.client)]
@@ -592,7 +595,7 @@ class ServerMachine:
         session.outbox.busy = 0.0
         execution = Execution(
             SERVER, Route(piece.request, piece.plan, piece.bin), prepared.program.steps,
-            prepared.plan.transfers, prepared.program.start(None))
+            prepared.plan.transfers, prepared.program.start(None), session.inlets)
         within = piece.within if 0 < piece.within < math.inf else USUAL
         session.request = _Request(session.client, prepared, execution, now, within, now + within)
         self.requests += 1

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from fleet_compute.inlets import Layout
 
 from .execution import AnyProgram, AnyRun, AnyStep
 
@@ -80,6 +81,9 @@ class _SlowRun:
     def compute(self, position: int) -> None:
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
         self._slow(partial(self._run.compute, position), last)
+
+    def layout(self, transfer: int) -> tuple[int, Layout]:
+        return self._run.layout(transfer)
 
     def finish_alone(self) -> Any:
         return self._slow(self._run.finish_alone, True)

@@ -26,7 +26,7 @@ OK, NOT_OPEN, NO_PLAN, LEAVING = 0, 1, 2, 3  # status of an acknowledgement
 
 Buffer = bytes | bytearray | memoryview
 
-_HEADER = struct.Struct('<QQIIIHHBff')
+_HEADER = struct.Struct('<QQIIIHHBffI')
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Piece:
     """Part ``part`` of ``parts`` of one transfer; fields as in lopinfer_msgs/Piece.
 
     ``busy``: seconds for which the server has computed. ``within``: seconds for which the robot
-    still waits for the result.
+    still waits for the result. ``size``: bytes of the transfer; if they are fewer than those of the
+    tensor, they are encoded (`fleet_compute.inlets`).
     """
 
     incarnation: int
@@ -49,11 +50,13 @@ class Piece:
     data: Buffer
     check: int = 0
     within: float = 0.0
+    size: int = 0
 
     def checksum(self) -> int:
         """Return the CRC-32 of header and data."""
         header = _HEADER.pack(self.incarnation, self.plan, self.packet, self.request, self.transfer,
-                              self.part, self.parts, self.bin, self.busy, self.within)
+                              self.part, self.parts, self.bin, self.busy, self.within,
+                              self.size)
         return zlib.crc32(self.data, zlib.crc32(header))
 
     def sealed(self) -> Piece:
@@ -110,7 +113,8 @@ def plan_number(digest: bytes) -> int:
 class Inbox:
     """Assembles the incoming transfers of one request from parts in any order.
 
-    ``sizes`` maps the number of each expected transfer to its size in bytes.
+    ``sizes`` maps the number of each expected transfer to the bytes of its tensor; the transfer
+    may have fewer, if they are encoded.
     """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
@@ -125,9 +129,13 @@ class Inbox:
 
         Raises RemoteError, and changes nothing, if the part does not fit the plan.
         """
-        size = self._sizes.get(piece.transfer)
-        if size is None:
+        most = self._sizes.get(piece.transfer)
+        if most is None:
             raise RemoteError(f'the plan has no transfer {piece.transfer} in this direction')
+        size = piece.size
+        if size > most:
+            raise RemoteError(f'transfer {piece.transfer} must have at most {most} bytes, got '
+                              f'{size}')
         lo, hi = bounds(size, piece.part, piece.parts)
         if hi - lo != len(piece.data):
             raise RemoteError(f'part {piece.part} of {piece.parts} of transfer {piece.transfer} '
@@ -135,9 +143,9 @@ class Inbox:
         if piece.transfer in self._complete:
             return None
         data, flags = self._open.get(piece.transfer) or (bytearray(size), bytearray(piece.parts))
-        if len(flags) != piece.parts:
-            raise RemoteError(f'transfer {piece.transfer} must have {len(flags)} parts, got '
-                              f'{piece.parts}')
+        if (len(flags), len(data)) != (piece.parts, size):
+            raise RemoteError(f'transfer {piece.transfer} must have {len(flags)} parts and '
+                              f'{len(data)} bytes, got {piece.parts} and {size}')
         self._open[piece.transfer] = data, flags
         data[lo:hi] = piece.data
         flags[piece.part] = 1

@@ -13,7 +13,7 @@ import torch
 from ..execution.context import Context
 from ..protocol.errors import RrtoError
 from ..protocol.record import Call, Meta, Ref
-from ..protocol.tensors import meta_of, pack, to_host, unpack
+from ..protocol.tensors import meta_of, pack, size_of, to_host, unpack
 from ..protocol.wire import decode, encode
 from .journal import Journal
 from .percall import PerCall
@@ -43,8 +43,9 @@ def migrate(context: Context, to: PerCall) -> None:
 
 def prepare(journal: Journal, to: PerCall) -> None:
     """Send what the tensors of `journal` were made from, so that `migrate` finds it kept there."""
-    for upload in journal.uploads():
-        PerCall.free(to, to.weights([upload]))
+    for meta, data in journal.uploads():
+        if len(data) == size_of(meta):      # not an encoded input, which `migrate` sends as it is
+            PerCall.free(to, to.weights([(meta, data)]))
     to.synchronize()
 
 

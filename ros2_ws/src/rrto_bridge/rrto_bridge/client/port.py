@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from ..protocol.record import Meta
 from .machine import Awaited, ClientMachine, Ticket
 
 
@@ -33,6 +34,10 @@ class Port(ABC):
             machine.forgo(ticket)
             raise
         return machine.result(ticket)
+
+    def encoded(self, meta: Meta, data: memoryview) -> Any:
+        """Return the bytes of a tensor as they are best sent; `tensors.unpack` takes either."""
+        return data
 
     def post(self) -> None:
         """Send pending messages; if the server is lost, raise no error, but let `wait` raise it."""

@@ -25,6 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import rclpy
+from fleet_compute.inlets import Inlets
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.errors import PeerError
@@ -52,6 +53,8 @@ from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError
 from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, sending
 from ..protocol.names import MAX_NAME, graph_name
+from ..protocol.record import Meta
+from ..protocol.tensors import encoded
 from .machine import ClientMachine
 from .port import Port
 from .settings import START_LIMIT, STARTING
@@ -123,6 +126,7 @@ class Link(Port):
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
         self.stream = Stream(MESSAGE)
+        self._inlets = Inlets(lambda: self.stream.sender.link.rate)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
         self._key = team_key(options.access)
@@ -369,6 +373,10 @@ class Link(Port):
                 timer.cancel()
 
         timer = self.node.create_timer(LOOK, look)
+
+    def encoded(self, meta: Meta, data: memoryview) -> Any:
+        """Encode a tensor for this link."""
+        return encoded(meta, data, self._inlets)
 
     def transmit(self) -> None:
         """Send the messages of `machine`.

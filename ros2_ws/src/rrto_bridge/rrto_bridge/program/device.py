@@ -176,7 +176,8 @@ class Device:
             self.lifetimes.collect(at_once=self.connection.returning)
             self.connection.resume()
             weight = getattr(self._thread, 'weights', False)
-            return make(self.connection.ask('upload', meta, data, weight), meta)
+            sent = data if weight else self.connection.engine.port.encoded(meta, data)
+            return make(self.connection.ask('upload', meta, sent, weight), meta)
 
     def download(self, tensor: RemoteTensor) -> torch.Tensor:
         """Copy a remote tensor to the CPU; return the copy."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fleet_link.stream import Ack, Frame
 
-PROTOCOL = 4
+PROTOCOL = 5
 # Reasons that the server gives to a program when it ends the session. ENDED: the server
 # itself ends. SILENT: the program was silent.
 ENDED, SILENT = 'the server has ended', 'it was silent for too long'

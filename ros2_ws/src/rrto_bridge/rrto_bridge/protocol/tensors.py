@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from fleet_compute import inlets
 from fleet_ros.device import uploaded
 
 from .errors import RemoteError, Unsendable
@@ -105,7 +107,8 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     """Return the tensor from which `pack` has made `meta` and `data`.
 
-    Raises RemoteError if the bytes do not fit the meta.
+    Bytes that are fewer than those of the tensor are encoded (`encoded`). Raises RemoteError if the
+    bytes do not fit the meta.
 
     `shared`: use the memory of `data`, which must be writable and have no other user. Otherwise
     copy the bytes.
@@ -114,12 +117,29 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
         raise RemoteError(f'a meta must describe a dense tensor, got {meta}')
     count = math.prod(meta.shape)
+    if len(data) < count * dtype.itemsize:
+        try:
+            data, shared = inlets.decode(data, count * dtype.itemsize).data, True
+        except inlets.CodecError as error:
+            raise RemoteError(f'{len(data)} bytes do not fit {meta}: {error}') from None
     if count * dtype.itemsize != len(data):
         raise RemoteError(f'{len(data)} bytes do not fit {meta}')
     if not count:
         return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
     flat = torch.frombuffer(data if shared else bytearray(data), dtype=torch.uint8).view(dtype)
     return flat.as_strided(meta.shape, meta.stride)
+
+
+def encoded(meta: Meta, data: memoryview, to: inlets.Inlets) -> Any:
+    """Return the bytes of a packed tensor as they cross the link; see `fleet_compute.inlets`."""
+    if len(data) < inlets.LEAST:
+        return data
+    dtype = DTYPES[meta.dtype]
+    item = min(dtype.itemsize, 8)
+    order = sorted(range(len(meta.shape)), key=lambda axis: (-meta.stride[axis], axis))
+    shape = [meta.shape[axis] for axis in order]
+    return to.encoded((meta.shape, meta.stride, meta.dtype),
+                      np.frombuffer(data, inlets.UNSIGNED[item]), inlets.layout_of(shape))
 
 
 def ordinary() -> Any:

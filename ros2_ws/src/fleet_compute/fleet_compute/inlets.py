@@ -1,0 +1,459 @@
+"""Lossless codecs for the tensors that cross a link, and the choice among them.
+
+A codec works on a tensor's elements in the order of memory, as unsigned integers of the same size,
+so every bit comes back: the payload of a NaN, the sign of a zero. What is encoded says how
+(`_HEADER`), and has fewer bytes than the elements; so elements that no codec makes smaller are sent
+as they are, and their number of bytes says that they are.
+
+- `table`: at most 256 different values in each plane, such as a normalised picture: a table of
+  them, and their places in it as a `picture`.
+- `picture`: bytes; the differences between colours and between neighbours in a row, ZSTD.
+- `sparse`: many zeros, such as after a ReLU: a bit for each element, and the others as `planes`.
+- `planes`: bytes of the same significance together, ZSTD where it helps.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TABLE, PICTURE, SPARSE, PLANES = 1, 2, 3, 4
+NAMES = {TABLE: 'table', PICTURE: 'picture', SPARSE: 'sparse', PLANES: 'planes'}
+
+LEAST = 512           # elements of fewer bytes are sent as they are
+# Planes have a table each if there are at most so many, and so many elements in each.
+MOST_PLANES, LEAST_PLANE = 64, 1024
+SAMPLED = 1 / 8       # share of the elements by which codecs are compared, and
+SAMPLE = 16 << 10     # least bytes of it
+AGAIN = 32            # transfers of an inlet after which its codecs are compared again
+DECODING = 0.75       # seconds that decoding takes for each second of encoding, about
+WORTH = 0.98          # a codec is used if the time is at most this share of the time without it
+
+# by the bytes of an element
+UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {
+    1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+# codec, bytes of an element, the layout, number of elements
+_HEADER = struct.Struct('<BBBxIIIQ')
+_COUNT = struct.Struct('<I')
+_PART = struct.Struct('<BQ')         # whether compressed, bytes
+_SLOTS = 17                          # bits of a place in the hash table of a `table`
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
+            0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x2545F4914F6CDD1D, 0xA0761D6478BD642F)
+
+Buffer = bytes | bytearray | memoryview
+
+
+class CodecError(ValueError):
+    """Encoded bytes must be whole and fit the elements that are expected."""
+
+
+class Layout(NamedTuple):
+    """How elements lie in memory: ``planes`` of rows of ``width`` elements.
+
+    ``colours``: so many planes that follow each other show the same. ``mixed``: the colours of a
+    point lie side by side; then a row has width * colours elements.
+    """
+
+    planes: int
+    colours: int
+    width: int
+    mixed: bool
+
+
+def layout_of(shape: Sequence[int], channels_last: bool = False) -> Layout:
+    """Return the layout of a tensor that is contiguous, or has PyTorch's `channels_last`."""
+    if 0 in shape or not shape:
+        return Layout(1, 1, 1, False)
+    if channels_last and shape[1] > 1:      # N, C, H, W in memory as N, H, W, C
+        return Layout(shape[1], shape[1], shape[-1], True)
+    if len(shape) > 2 and 1 < shape[-1] <= 4 < shape[-2]:
+        return Layout(shape[-1], shape[-1], shape[-2], True)
+    if len(shape) < 3:
+        return Layout(1, 1, shape[-1], False)
+    return Layout(math.prod(shape[:-2]), 3 if shape[-3] == 3 else 1, shape[-1], False)
+
+
+def encode(codec: int, elements: NDArray[Any], layout: Layout) -> bytes | None:
+    """Return the elements, (n,) unsigned integers, in fewer bytes; None if the codec cannot."""
+    item, count = elements.itemsize, elements.size
+    body = None
+    if elements.nbytes >= LEAST and count % (layout.planes * layout.width) == 0:
+        body = _ENCODE[codec](elements, layout)
+    if body is None:
+        return None
+    whole = b''.join([_HEADER.pack(codec, item, layout.mixed, layout.planes, layout.colours,
+                                   layout.width, count), *body])
+    return whole if len(whole) < elements.nbytes else None
+
+
+def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
+    """Return the ``nbytes`` bytes of the elements that were encoded.
+
+    :raises CodecError: the data is damaged, or of another number of bytes; little memory is used.
+    """
+    view = memoryview(data).cast('B')
+    if len(view) < _HEADER.size:
+        raise CodecError(f'encoded elements must have a header of {_HEADER.size} bytes, got '
+                         f'{len(view)}')
+    codec, item, mixed, planes, colours, width, count = _HEADER.unpack_from(view)
+    layout = Layout(planes, colours, width, bool(mixed))
+    if codec not in _DECODE or item not in UNSIGNED or not count or count * item != nbytes:
+        raise CodecError(f'encoded elements must have a codec of {list(NAMES)}, elements of '
+                         f'{list(UNSIGNED)} bytes and {nbytes} bytes in all, got codec {codec}, '
+                         f'{count} of {item} bytes')
+    if mixed > 1 or not planes * colours * width or count % (planes * width) \
+            or (mixed and planes != colours):
+        raise CodecError(f'{count} elements cannot have the layout {layout}')
+    try:
+        found = _DECODE[codec](_Reader(view[_HEADER.size:]), item, count, layout)
+    except (struct.error, ValueError, IndexError, OverflowError, zstd.ZstdError) as error:
+        raise CodecError(f'encoded elements are damaged: {error}') from None
+    return found.view(np.uint8).reshape(-1)
+
+
+class _Reader:
+    """Reads a body from its beginning to its end."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def take(self, nbytes: int) -> memoryview:
+        end = self._at + nbytes
+        if end > len(self._view):
+            raise CodecError(f'{nbytes} bytes must follow, there are {len(self._view) - self._at}')
+        part, self._at = self._view[self._at:end], end
+        return part
+
+    def number(self, form: struct.Struct) -> tuple[int, ...]:
+        return form.unpack(self.take(form.size))
+
+    def end(self) -> None:
+        if self._at != len(self._view):
+            raise CodecError(f'nothing must follow, there are {len(self._view) - self._at} bytes')
+
+
+# -- parts of a body: bytes, compressed if that is shorter -----------------------------------------
+
+def _packed(data: NDArray[Any]) -> list[bytes]:
+    raw = data.reshape(-1).view(np.uint8)
+    if raw.size > 4 * SAMPLE:       # a quick look first: most bytes of mantissas are random
+        look = raw[raw.size // 2:][:SAMPLE]
+        if len(zstd.compress(look.data, level=1)) > 0.97 * look.size:
+            return [_PART.pack(0, raw.size), raw.tobytes()]
+    short = zstd.compress(raw.data, level=1)
+    if len(short) < raw.size:
+        return [_PART.pack(1, len(short)), short]
+    return [_PART.pack(0, raw.size), raw.tobytes()]
+
+
+def _unpacked(reader: _Reader, nbytes: int) -> NDArray[np.uint8]:
+    """Return the next part of a body, which must have ``nbytes`` bytes; it may not be written."""
+    compressed, size = reader.number(_PART)
+    part = reader.take(size)
+    if not compressed:
+        if size != nbytes:
+            raise CodecError(f'a part must have {nbytes} bytes, got {size}')
+        return np.frombuffer(part, np.uint8)
+    if zstd.get_frame_info(part).decompressed_size != nbytes:
+        raise CodecError(f'a part must have {nbytes} bytes')
+    # the window of a frame is memory that is taken before anything else is known of it
+    window = {int(zstd.DecompressionParameter.window_log_max): max(20, nbytes.bit_length())}
+    reading = zstd.ZstdDecompressor(options=window)
+    found = reading.decompress(part, max_length=nbytes)
+    if len(found) != nbytes or not reading.eof or reading.unused_data:
+        raise CodecError(f'a part must have {nbytes} bytes')
+    return np.frombuffer(found, np.uint8)
+
+
+# -- picture ---------------------------------------------------------------------------------------
+
+def _split(data: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """Return elements as (planes, rows, width)."""
+    if layout.mixed:
+        points = data.reshape(-1, layout.width, layout.colours)
+        return np.ascontiguousarray(points.transpose(2, 0, 1))
+    return data.reshape(layout.planes, -1, layout.width)
+
+
+def _joined(planes: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """Return what `_split` has split, as (n,)."""
+    return (np.ascontiguousarray(planes.transpose(1, 2, 0)) if layout.mixed else planes).reshape(-1)
+
+
+def _green(planes: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8] | None:
+    """Return a view (pictures, 3, rows, width) of planes that show three colours."""
+    if layout.colours != 3 or len(planes) % 3:
+        return None
+    return planes.reshape(-1, 3, *planes.shape[1:])
+
+
+def _picture(data: NDArray[np.uint8], layout: Layout) -> list[bytes]:
+    planes = _split(data, layout)
+    if (of := _green(planes, layout)) is not None:
+        planes = planes.copy()
+        of = _green(planes, layout)
+        assert of is not None
+        of[:, ::2] -= of[:, 1:2]
+    rest = planes.copy()
+    rest[..., 1:] -= planes[..., :-1]
+    return _packed(rest)
+
+
+def _encode_picture(elements: NDArray[Any], layout: Layout) -> list[bytes] | None:
+    return _picture(elements, layout) if elements.itemsize == 1 else None
+
+
+def _decode_picture(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[np.uint8]:
+    if item != 1:
+        raise CodecError(f'elements of a picture must have 1 byte, got {item}')
+    found = _unpicture(reader, count, layout)
+    reader.end()
+    return found
+
+
+def _unpicture(reader: _Reader, count: int, layout: Layout) -> NDArray[np.uint8]:
+    rest = _unpacked(reader, count)
+    planes = np.cumsum(rest.reshape(layout.planes, -1, layout.width), axis=2, dtype=np.uint8)
+    if (of := _green(planes, layout)) is not None:
+        of[:, ::2] += of[:, 1:2]
+    return _joined(planes, layout)
+
+
+# -- table -----------------------------------------------------------------------------------------
+
+def _encode_table(elements: NDArray[Any], layout: Layout) -> list[bytes] | None:
+    if elements.itemsize == 1:
+        return None
+    planes = _split(elements, layout)
+    own = planes.reshape(_tables(elements.size, layout), -1)
+    places = np.empty(own.shape, np.uint8)
+    tables = []
+    for plane, place in zip(own, places, strict=True):
+        values = _table(plane, place)
+        if values is None:
+            return None
+        tables += [_COUNT.pack(len(values)), values.tobytes()]
+    return [*tables, *_picture(places.reshape(-1), layout._replace(mixed=False))]
+
+
+def _tables(count: int, layout: Layout) -> int:
+    """Return the number of tables: one for each plane if they are few and large, else 1."""
+    large = count >= LEAST_PLANE * layout.planes
+    return layout.planes if large and layout.planes <= MOST_PLANES else 1
+
+
+def _table(plane: NDArray[Any], place: NDArray[np.uint8]) -> NDArray[Any] | None:
+    """Fill ``place`` with the place of each element among the values, which are returned.
+
+    None: there are more than 256 values.
+    """
+    values = np.unique(plane[::max(1, plane.size >> 10)])
+    for _ in range(8):
+        if len(values) > 256:
+            return None
+        values = values[np.argsort(_ordered(values))]
+        found = _looked_up(values, plane, place)
+        if found is None:
+            return None
+        if not len(found):
+            return values
+        values = np.union1d(values, found[:1 << 14])
+    return None
+
+
+def _looked_up(values: NDArray[Any], plane: NDArray[Any], place: NDArray[np.uint8]
+               ) -> NDArray[Any] | None:
+    """Fill ``place`` as `_table` does; return the elements that are none of the values.
+
+    A place is looked up by a product whose upper bits differ for all values; None: none was found.
+    """
+    bits = 8 * plane.itemsize
+    for factor in _FACTORS:
+        factor = plane.dtype.type(factor & ((1 << bits) - 1) | 1)
+        shift = plane.dtype.type(max(bits - _SLOTS, 0))
+        slots = (values * factor) >> shift
+        if len(np.unique(slots)) == len(values):
+            lookup = np.zeros(1 << min(bits, _SLOTS), np.uint8)
+            lookup[slots] = np.arange(len(values), dtype=np.uint8)
+            np.take(lookup, (plane * factor) >> shift, out=place)
+            return plane[values[place] != plane]
+    return None
+
+
+def _ordered(values: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers that are ordered as the floating-point numbers with these bits."""
+    top = values.dtype.type(1 << (8 * values.itemsize - 1))
+    return np.where(values & top, ~values, values | top)
+
+
+def _decode_table(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[Any]:
+    dtype = UNSIGNED[item]
+    tables = []
+    for _ in range(_tables(count, layout)):
+        number, = reader.number(_COUNT)
+        if not 0 < number <= 256:
+            raise CodecError(f'a table must have 1 to 256 values, got {number}')
+        tables.append(np.frombuffer(reader.take(number * item), dtype))
+    places = _unpicture(reader, count, layout._replace(mixed=False)).reshape(len(tables), -1)
+    reader.end()
+    found = np.empty(places.shape, dtype)
+    for values, place, out in zip(tables, places, found, strict=True):
+        np.take(values, place, out=out)     # raises IndexError for a place outside
+    return _joined(found.reshape(layout.planes, -1, layout.width), layout)
+
+
+# -- sparse and planes -----------------------------------------------------------------------------
+
+def _encode_sparse(elements: NDArray[Any], layout: Layout) -> list[bytes] | None:
+    there = elements != 0
+    number = int(np.count_nonzero(there))
+    if number > 0.9 * elements.size:
+        return None
+    return [_PART.pack(0, number), np.packbits(there).tobytes(),
+            *_encode_planes(elements[there], layout)]
+
+
+def _decode_sparse(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[Any]:
+    _, number = reader.number(_PART)
+    bits = np.frombuffer(reader.take(-(-count // 8)), np.uint8)
+    there = np.unpackbits(bits, count=count).view(bool)
+    if number != np.count_nonzero(there):
+        raise CodecError(f'{number} elements must be there, {np.count_nonzero(there)} bits are set')
+    found = np.zeros(count, UNSIGNED[item])
+    found[there] = _decode_planes(reader, item, number, layout)
+    return found
+
+
+def _encode_planes(elements: NDArray[Any], layout: Layout) -> list[bytes]:
+    by = elements.view(np.uint8).reshape(-1, elements.itemsize)
+    return [part for k in range(elements.itemsize)
+            for part in _packed(np.ascontiguousarray(by[:, k]))]
+
+
+def _decode_planes(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[Any]:
+    parts = [_unpacked(reader, count) for _ in range(item)]
+    reader.end()
+    return np.stack(parts, axis=1).reshape(-1).view(UNSIGNED[item])
+
+
+
+_ENCODE: dict[int, Any] = {TABLE: _encode_table, PICTURE: _encode_picture, SPARSE: _encode_sparse,
+                           PLANES: _encode_planes}
+_DECODE: dict[int, Any] = {TABLE: _decode_table, PICTURE: _decode_picture, SPARSE: _decode_sparse,
+                           PLANES: _decode_planes}
+
+
+# -- the choice ------------------------------------------------------------------------------------
+
+# Seconds that encoding takes for each byte of elements on this machine. These are of a fast core,
+# so that each codec is tried where it may help; what it then takes corrects them.
+_seconds = {TABLE: 2.5e-9, PICTURE: 2.5e-9, SPARSE: 1.5e-9, PLANES: 2e-9}
+
+
+class Inlet:
+    """Chooses the codec of one tensor that crosses a link again and again.
+
+    Codecs are compared on a part of the elements: by the seconds that encoding, the bytes on the
+    link, and decoding take.
+
+    ``ratio``: bytes sent for each byte of elements, of the last transfer. ``expected``: the same by
+    the last comparison. ``codec``: the codec by the last comparison; 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        self.codec, self.expected = 0, 1.0
+        self._uses, self._rate = 0, 1.0
+
+    def encoded(self, elements: NDArray[Any], layout: Layout, rate: float) -> Buffer:
+        """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s."""
+        raw = elements.view(np.uint8).reshape(-1).data
+        self.ratio = 1.0
+        if elements.nbytes < LEAST or not 0 < rate < math.inf:
+            return raw
+        if self._uses % AGAIN == 0 or rate > 2 * self._rate or rate < self._rate / 2:
+            self.choose(elements, layout, rate)
+        self._uses += 1
+        if not self.codec:
+            return raw
+        began = time.perf_counter()
+        data = encode(self.codec, elements, layout)
+        took = (time.perf_counter() - began) / elements.nbytes
+        former = _seconds[self.codec]      # a machine that was busy for a moment counts little
+        _seconds[self.codec] += (min(took, 2 * former) - former) / 4
+        if data is None:
+            self._uses = 0      # the tensor is not what it was: compare again at the next transfer
+            return raw
+        self.ratio = len(data) / elements.nbytes
+        if not 0.7 * self.expected < self.ratio < 1.4 * self.expected:
+            self._uses = 0
+        return data
+
+    def choose(self, elements: NDArray[Any], layout: Layout, rate: float) -> None:
+        """Compare the codecs on a part of the elements, for a link of ``rate`` bytes/s."""
+        part, own = _sample(elements, layout)
+        self._rate, self.codec, self.expected, best = rate, 0, 1.0, WORTH / rate
+        for codec in NAMES:
+            data = encode(codec, part, own)
+            if data is None:
+                continue
+            ratio = len(data) / part.nbytes
+            seconds = _seconds[codec] * (1 + DECODING) + ratio / rate
+            if seconds < best:
+                self.codec, best, self.expected = codec, seconds, ratio
+
+
+class Inlets:
+    """The inlets of all tensors that cross one link in one direction, by any key.
+
+    :param rate: returns the rate of the link in bytes/s.
+    """
+
+    def __init__(self, rate: Callable[[], float]) -> None:
+        self._rate = rate
+        self._inlets: defaultdict[Hashable, Inlet] = defaultdict(Inlet)
+
+    def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout) -> Buffer:
+        """Return the elements of one tensor as they are sent; see `Inlet.encoded`."""
+        return self._inlets[key].encoded(elements, layout, self._rate())
+
+
+def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layout]:
+    """Return about `SAMPLED` of the elements, from the middle, and their layout."""
+    wanted = max(SAMPLED, SAMPLE / elements.nbytes)
+    if wanted >= 1:
+        return elements, layout
+    rows = elements.reshape(-1, layout.width * layout.colours) if layout.mixed else \
+        elements.reshape(layout.planes, -1, layout.width)
+    if rows.ndim == 3 and rows.shape[1] < 8:    # many planes of few rows
+        number = math.ceil(len(rows) * wanted / layout.colours) * layout.colours
+        begin = (len(rows) - number) // 2 // layout.colours * layout.colours
+        return rows[begin:begin + number].reshape(-1), layout._replace(planes=number)
+    count = rows.shape[-2]
+    number = max(1, math.ceil(count * wanted))
+    begin = (count - number) // 2
+    return np.ascontiguousarray(rows[..., begin:begin + number, :]).reshape(-1), layout
+
+
+def share(elements: NDArray[Any], layout: Layout, rate: float) -> float:
+    """Return the bytes that would be sent for each byte of these elements, by a part of them."""
+    inlet = Inlet()
+    if elements.nbytes >= LEAST:
+        inlet.choose(elements, layout, rate)
+    return inlet.expected

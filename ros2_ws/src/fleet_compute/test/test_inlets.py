@@ -1,0 +1,168 @@
+"""Tests of the codecs: every bit comes back, damaged bytes are refused, the choice pays."""
+
+import numpy as np
+import pytest
+import torch
+from fleet_compute import inlets
+from fleet_compute.inlets import (
+    NAMES,
+    PICTURE,
+    PLANES,
+    SPARSE,
+    TABLE,
+    UNSIGNED,
+    CodecError,
+    Inlet,
+    Layout,
+    decode,
+    encode,
+    layout_of,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def same(elements, layout):
+    """Encode with every codec; return the codecs that gave fewer bytes."""
+    found = []
+    for codec in NAMES:
+        data = encode(codec, elements, layout)
+        if data is not None:
+            assert len(data) < elements.nbytes
+            back = decode(data, elements.nbytes)
+            assert back.dtype == np.uint8 and back.flags.writeable
+            assert back.tobytes() == elements.tobytes(), NAMES[codec]
+            found.append(codec)
+    return found
+
+
+@st.composite
+def tensors(draw):
+    """Elements with few or many values, zeros, NaNs with a payload, -0.0; of any shape."""
+    item = draw(st.sampled_from([1, 2, 4, 8]))
+    shape = draw(st.lists(st.integers(1, 24), min_size=1, max_size=5))
+    random = np.random.default_rng(draw(st.integers(0, 2 ** 32)))
+    count = int(np.prod(shape))
+    values = random.integers(0, 256, (draw(st.sampled_from([1, 2, 200, 256, 257, 5000])), item),
+                             np.uint8).view(UNSIGNED[item]).reshape(-1)
+    elements = values[random.integers(0, len(values), count)]
+    elements[random.random(count) < draw(st.sampled_from([0.0, 0.3, 0.95, 1.0]))] = 0
+    return elements, layout_of(shape, len(shape) in (4, 5) and draw(st.booleans()))
+
+
+@given(tensors())
+def test_every_codec_gives_every_bit_back(case):
+    same(*case)
+
+
+def picture(*shape, seed=0):
+    """Return a smooth picture with some noise, uint8 (rows, columns, 3)."""
+    y, x = np.mgrid[:shape[0], :shape[1]]
+    noise = np.random.default_rng(seed).normal(0, 1, (*shape, 3))
+    plain = np.stack([x + y, x - y + 99, 2 * x], -1) * 100 / max(shape)
+    return (plain + 60 + noise).clip(0, 255).astype(np.uint8)
+
+
+PHOTO = picture(120, 160)
+NORMALISED = ((torch.from_numpy(PHOTO).permute(2, 0, 1)[None].float() / 255
+               - torch.tensor([.485, .456, .406]).view(1, 3, 1, 1))
+              / torch.tensor([.229, .224, .225]).view(1, 3, 1, 1))
+
+
+@pytest.mark.parametrize(('tensor', 'codec', 'most'), [
+    (torch.from_numpy(PHOTO), PICTURE, .6),
+    (torch.from_numpy(PHOTO).permute(2, 0, 1).contiguous(), PICTURE, .6),
+    (NORMALISED, TABLE, .2),
+    (NORMALISED.to(memory_format=torch.channels_last), TABLE, .2),
+    (NORMALISED.double(), TABLE, .1), (NORMALISED.bfloat16(), TABLE, .35),
+    (torch.randn(1, 64, 30, 30, generator=torch.Generator().manual_seed(0)).relu(), SPARSE, .5),
+    (torch.arange(5000), PLANES, .3), (torch.rand(64, 64) > .9, PLANES, .2),
+    (torch.zeros(1000), PLANES, .05)])
+def test_what_models_send_gets_much_smaller(tensor, codec, most):
+    last = tensor.ndim == 4 and not tensor.is_contiguous()
+    form = torch.channels_last if last else torch.contiguous_format
+    flat = tensor.contiguous(memory_format=form).as_strided((tensor.numel(),), (1,))
+    elements = flat.view(torch.uint8).numpy().view(UNSIGNED[tensor.dtype.itemsize])
+    layout = layout_of(tensor.shape, last)
+    assert codec in same(elements, layout)
+    assert len(encode(codec, elements, layout)) <= most * elements.nbytes
+    inlet = Inlet()
+    sent = inlet.encoded(elements, layout, 1e6)
+    assert len(sent) <= len(encode(codec, elements, layout)) * 1.05 and inlet.ratio <= most
+
+
+def test_floating_point_keeps_signs_of_zeros_and_what_a_nan_carries():
+    odd = np.array([0, 1 << 31, 0x7fc00001, 0xffc0beef, 0x7f800000, 1], np.uint32)
+    elements = np.tile(odd, 500)
+    assert same(elements, layout_of([3000])) == [TABLE, SPARSE, PLANES]
+
+
+@pytest.mark.parametrize('elements', [
+    np.zeros(0, np.uint8), np.zeros(100, np.uint8),
+    np.random.default_rng(0).integers(0, 256, 4096, np.uint8)])
+def test_what_no_codec_makes_smaller_is_sent_as_it_is(elements):
+    assert not same(elements, layout_of(elements.shape))
+    assert bytes(Inlet().encoded(elements, layout_of(elements.shape), 1e6)) == elements.tobytes()
+
+
+@pytest.mark.parametrize('rate', [0.0, float('inf'), float('nan'), 1e12])
+def test_where_the_link_is_faster_than_any_codec_nothing_is_encoded(rate):
+    elements = np.zeros(1 << 16, np.uint32)
+    assert len(Inlet().encoded(elements, layout_of([1 << 16]), rate)) == elements.nbytes
+
+
+def test_an_inlet_follows_what_it_carries_and_the_rate_of_its_link():
+    inlet, layout = Inlet(), layout_of([1, 64, 30, 30])
+    zeros = np.zeros(64 * 900, np.uint32)
+    noise = np.random.default_rng(1).integers(0, 2 ** 32, 64 * 900, np.uint32)
+    assert len(inlet.encoded(zeros, layout, 1e6)) < 0.01 * zeros.nbytes
+    for _ in range(3):
+        sent = inlet.encoded(noise, layout, 1e6)
+    assert len(sent) == noise.nbytes and not inlet.codec
+    assert len(inlet.encoded(zeros, layout, 1e5)) < 0.01 * zeros.nbytes
+
+
+def encoded_ones():
+    elements = NORMALISED.numpy().reshape(-1).view(np.uint32)
+    sparse = np.where(np.arange(elements.size) % 3, 0, elements).astype(np.uint32)
+    cases = [(TABLE, elements, layout_of(NORMALISED.shape)), (PLANES, elements, layout_of([1])),
+             (SPARSE, sparse, layout_of([1])),
+             (PICTURE, PHOTO.reshape(-1), layout_of(PHOTO.shape))]
+    return [(encode(*case), case[1].nbytes) for case in cases]
+
+
+ENCODED = encoded_ones()
+
+
+@given(st.sampled_from(ENCODED), st.data())
+def test_damaged_bytes_are_refused_or_give_the_right_number_of_bytes(case, draw):
+    data, nbytes = bytearray(case[0]), case[1]
+    for _ in range(draw.draw(st.integers(1, 4))):
+        at = draw.draw(st.integers(0, min(len(data), 2000) - 1) | st.integers(0, len(data) - 1))
+        data[at] ^= draw.draw(st.integers(1, 255))
+    cut = draw.draw(st.just(len(data)) | st.integers(0, len(data)))
+    try:
+        found = decode(data[:cut], nbytes)
+    except CodecError:
+        return
+    assert found.nbytes == nbytes
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data):
+    with pytest.raises(CodecError):
+        decode(data, 4096)
+
+
+def test_a_claim_of_much_memory_is_refused_before_memory_is_taken():
+    data, nbytes = ENCODED[0]
+    for wrong in (nbytes - 4, nbytes + 4, 1 << 60):
+        with pytest.raises(CodecError, match='bytes in all'):
+            decode(data, wrong)
+    huge = inlets._HEADER.pack(PLANES, 4, 0, 1, 1, 1, 1 << 40) + inlets._PART.pack(0, 1 << 40)
+    with pytest.raises(CodecError, match='must follow'):
+        decode(huge, 1 << 42)
+
+
+def test_a_tensor_of_another_shape_than_its_layout_is_not_encoded():
+    assert encode(PICTURE, np.zeros(1000, np.uint8), Layout(3, 3, 7, False)) is None
