@@ -5,10 +5,11 @@ link, and the milliseconds of encoding and decoding on one thread, beside zlib a
 The tensors are two photographs of scikit-learn, also with sensor noise, CIFAR-10 where
 ROG_DATA_DIR has it, a rendered scene, and what layers of ResNet-50 give for a photograph.
 
-`bench_bytes.py inference [--models M ...] [--rates MB/s ...] [--requests N]` prints, for each model
+`bench_bytes.py inference [--models M ...] [--rates MB/s ...] [--slowdown X]` prints, for each model
 and rate, the median seconds of an inference on a photograph: LOPInfer with the server alone and
 with shared plans, and an unmodified program under RRTO, each with tensors as they are (`raw`) and
-encoded, in turns. Robot and server have one thread each; the link is emulated, 2 ms each way.
+encoded, in turns. Robot and server have one thread each, the robot is slowed; the link is
+emulated, 2 ms each way.
 """
 
 import argparse
@@ -128,14 +129,14 @@ def tensor_rows():
             'zlib_ms': zipping, 'copy_ms': copying}), flush=True)
 
 
-def shared(name, model, x, rate, requests, raw, profile, folder):
+def shared(model, x, rate, options, raw, profile, folder):
     """Return the median seconds of an inference with the server alone and with shared plans."""
     server, least = rig.SERVER, inlets.LEAST
     if raw:
         rig.SERVER, inlets.LEAST = AS_THEY_ARE + server, 1 << 62
     try:
-        with rig.Rig(model, x, rate * 1e6, DELAY, folder) as made:
-            return {method: round(made.measure(method, profile, requests, DELAY).median, 4)
+        with rig.Rig(model, x, rate * 1e6, DELAY, folder, options.slowdown) as made:
+            return {method: round(made.measure(method, profile, options.requests, DELAY).median, 4)
                     for method in ('server-only', 'lopinfer')}
     finally:
         rig.SERVER, inlets.LEAST = server, least
@@ -169,12 +170,12 @@ def inference_rows(options):
         for name in options.models:
             torch.manual_seed(0)
             model = import_torchvision().models.get_model(name, weights=None).eval()
-            profile = measure(trace(model, x))
+            profile = measure(trace(model, x), slowdown=options.slowdown)
             for rate in options.rates:
                 row = {'model': name, 'MB_per_s': rate,
                        'load': round(os.getloadavg()[0], 1)}
                 for what, raw in (('raw', True), ('encoded', False)):
-                    row[what] = {**shared(name, model, x, rate, options.requests, raw, profile,
+                    row[what] = {**shared(model, x, rate, options, raw, profile,
                                           Path(folder) / 'models'),
                                  'rrto': offloaded(name, picture, rate, options.requests, raw)}
                 print(json.dumps(row), flush=True)
@@ -188,6 +189,8 @@ def main():
     parser.add_argument('--rates', nargs='+', type=float, default=[1.0, 2.0, 4.0, 8.0, 40.0],
                         help='MB/s in each direction')
     parser.add_argument('--requests', type=int, default=12)
+    parser.add_argument('--slowdown', type=float, default=3.0,
+                        help="factor on the time that LOPInfer's robot computes")
     options = parser.parse_args()
     os.environ |= {**dds_environment(ReachConfig()), 'OMP_NUM_THREADS': '1',
                    'OMP_WAIT_POLICY': 'passive'}
