@@ -177,7 +177,8 @@ def _unpacked(reader: _Reader, nbytes: int) -> NDArray[np.uint8]:
     if zstd.get_frame_info(part).decompressed_size != nbytes:
         raise CodecError(f'a part must have {nbytes} bytes')
     # the window of a frame is memory that is taken before anything else is known of it
-    window = {int(zstd.DecompressionParameter.window_log_max): min(max(20, nbytes.bit_length()), 31)}
+    log = min(max(20, nbytes.bit_length()), 31)     # the library takes no more
+    window = {int(zstd.DecompressionParameter.window_log_max): log}
     reading = zstd.ZstdDecompressor(options=window)
     found = reading.decompress(part, max_length=nbytes)
     if len(found) != nbytes or not reading.eof or reading.unused_data:

@@ -62,8 +62,8 @@ def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
         side.compute(ready)
 
 
-def test_a_server_decodes_where_it_computes_and_a_robot_refuses_damaged_bytes_at_once(monkeypatch):
-    """Few bytes can take long to decode, and the server takes pieces with the lock of all robots."""
+def test_a_server_decodes_where_it_computes_and_a_robot_at_once(monkeypatch):
+    """Few bytes can take long to decode, and the server takes pieces with a lock for all."""
     plan = Plan.server_only(GRAPH)
     up, down = plan.transfers
     side = execution(SERVER, plan)

@@ -91,7 +91,8 @@ class Execution:
     def take(self, piece: Piece) -> bool:
         """Store a received piece; return whether it completes a transfer.
 
-        On the robot, deliver a complete transfer. Raise RemoteError if the piece does not fit the plan.
+        On the robot, deliver a complete transfer. Raise RemoteError if the piece does not fit the
+        plan.
         """
         if piece.plan != self.route.plan or piece.bin != self.route.bin:
             raise RemoteError(f'piece of request {piece.request} does not belong to the plan of '

@@ -9,7 +9,7 @@ import torch
 from ..protocol.errors import RemoteError
 from ..protocol.operators import operator, resolve
 from ..protocol.record import SEEDING, Meta, Special
-from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
+from ..protocol.tensors import from_special, meta_of, pack, to_host
 from .context import Context
 from .plan import Kernel
 
