@@ -97,13 +97,17 @@ def encode(codec: int, elements: NDArray[Any], layout: Layout) -> bytes | None:
     """Return the elements, (n,) unsigned integers, in fewer bytes; None if the codec cannot."""
     item, count = elements.itemsize, elements.size
     body = None
-    if elements.nbytes >= LEAST and count % (layout.planes * layout.width) == 0:
+    if elements.nbytes >= LEAST and _fits(elements, layout):
         body = _ENCODE[codec](elements, layout)
     if body is None:
         return None
     whole = b''.join([_HEADER.pack(codec, item, layout.mixed, layout.planes, layout.colours,
                                    layout.width, count), *body])
     return whole if len(whole) < elements.nbytes else None
+
+
+def _fits(elements: NDArray[Any], layout: Layout) -> bool:
+    return elements.size % (layout.planes * layout.width) == 0
 
 
 def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
@@ -452,7 +456,7 @@ class Inlets:
 def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layout]:
     """Return about `SAMPLED` of the elements, from the middle, and their layout."""
     wanted = max(SAMPLED, SAMPLE / elements.nbytes)
-    if wanted >= 1:
+    if wanted >= 1 or not _fits(elements, layout):
         return elements, layout
     rows = elements.reshape(-1, layout.width * layout.colours) if layout.mixed else \
         elements.reshape(layout.planes, -1, layout.width)

@@ -217,4 +217,7 @@ def test_a_claim_of_much_memory_is_refused_before_memory_is_taken():
 
 
 def test_a_tensor_of_another_shape_than_its_layout_is_not_encoded():
-    assert encode(PICTURE, np.zeros(1000, np.uint8), Layout(3, 3, 7, False)) is None
+    elements = np.zeros(100_000, np.uint8)
+    for layout in (Layout(3, 3, 7, False), Layout(3, 3, 7, True)):
+        assert encode(PICTURE, elements, layout) is None
+        assert len(Inlet().encoded(elements, layout, 1e6)) == elements.nbytes
