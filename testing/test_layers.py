@@ -33,7 +33,8 @@ def table():
 TABLE = table()
 
 
-KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
+KEYS = {'backports': 'python3-backports-zstd-pip', 'compression': 'python3-backports-zstd-pip',
+        'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
         'fastapi': 'python3-nicegui-pip', 'joblib': 'python3-joblib', 'llvmlite': 'python3-numba',
         'matplotlib': 'python3-matplotlib', 'nicegui': 'python3-nicegui-pip',
         'numba': 'python3-numba', 'numpy': 'python3-numpy', 'pydantic': 'python3-pydantic-pip',
@@ -41,7 +42,8 @@ KEYS = {'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
         'safetensors': 'python3-safetensors-pip', 'scipy': 'python3-scipy',
         'sklearn': 'python3-sklearn', 'torch': 'python3-torch-pip',
         'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
-PIP = {'PIL': 'pillow', 'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
+PIP = {'backports': 'backports.zstd', 'compression': 'backports.zstd', 'PIL': 'pillow',
+       'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
        'uvicorn': 'nicegui', 'yaml': 'PyYAML'}
 # Maps each module that only tests and benches import to its rosdep key.
 TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip',
@@ -108,7 +110,7 @@ def test_package_xml_names_what_is_imported(package):
     text = (PLACES[package].parent / 'setup.py').read_text()
     required = re.search(r'install_requires=\[(.*?)\]', text, re.S)[1]
     assert {PIP.get(module, module) for module in used if module in KEYS} == {
-        re.match(r"'([\w-]+)", one.strip())[1] for one in required.split(',') if one.strip()
+        re.match(r"'([\w.-]+)", one.strip())[1] for one in required.split(',') if one.strip()
     }
 
 

@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
 
 class Act(nn.Module):
-    """Maps images, uint8 (1, 3, height, width), and joints, (1, 7), to actions, (1, 100, 7)."""
+    """Maps images, uint8 (n, 3, height, width), and joints, (n, 7), to actions, (n, 100, 7)."""
 
     def __init__(self, width: int = 512, heads: int = 8, hidden: int = 3200) -> None:
         super().__init__()
@@ -99,10 +99,11 @@ class Act(nn.Module):
                 ) -> torch.Tensor:
         seen = [self.project(self.backbone((image.float() / 255 - self.mean) / self.std))
                 .flatten(2).transpose(1, 2) for image in (top, wrist)]
-        x = torch.cat([self.latent, self.state(state)[:, None], *seen], 1) + self.places
+        latent, queries = (x.expand(len(state), -1, -1) for x in (self.latent, self.queries))
+        x = torch.cat([latent, self.state(state)[:, None], *seen], 1) + self.places
         for layer in self.encoder:
             x = layer(x, x)
-        return self.head(self.decoder(self.queries, x)).tanh()
+        return self.head(self.decoder(queries, x)).tanh()
 
 
 class ActPolicy(Policy):

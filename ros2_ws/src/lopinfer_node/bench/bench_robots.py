@@ -5,10 +5,11 @@ that asks again as soon as it has an answer. The program prints one JSON line. F
 robots, it contains requests/s, median and 95th percentile of the latency in seconds, and how many
 requests fell back to the robot: with batches (`together`), and with a server that computes each
 request alone (`in_turns`). `plain`: inferences/s of PyTorch in this process, with a batch of that
-size. `memory`: MiB of the server's process.
+size. `memory`: MiB of the server's process (its share, PSS).
 
-`bench_robots.py [--seconds S] [--robots N ...] [--device D] [MODEL[@SIDE]]`; SIDE is the side of
-the square input in pixels (default 224).
+`bench_robots.py [--seconds S] [--robots N ...] [--device D] [MODEL[@SIDE]]`; MODEL is a model of
+torchvision, `yolo`, a detector of that kind, or `act`, the policy of fleet_policy's benches; SIDE
+is the side of the square input in pixels (default 224).
 """
 
 import argparse
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
 from lopinfer_node.api import OffloadedModel  # noqa: E402
@@ -34,11 +36,72 @@ SERVER = ('import fleet_compute.schedule as s; s.MOST = {most}\n'
           'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())')
 
 
+class Conv(nn.Sequential):
+    def __init__(self, inner, outer, size=3, stride=1):
+        super().__init__(nn.Conv2d(inner, outer, size, stride, size // 2, bias=False),
+                         nn.BatchNorm2d(outer), nn.SiLU())
+
+
+class Split(nn.Module):
+    """Two residual convolutions on one half of the channels; all of it is concatenated."""
+
+    def __init__(self, inner, outer):
+        super().__init__()
+        half = outer // 2
+        self.into, self.out = Conv(inner, outer, 1), Conv(2 * outer, outer, 1)
+        self.steps = nn.ModuleList(nn.Sequential(Conv(half, half), Conv(half, half))
+                                   for _ in range(2))
+
+    def forward(self, x):
+        parts = list(self.into(x).chunk(2, 1))
+        for step in self.steps:
+            parts.append(parts[-1] + step(parts[-1]))
+        return self.out(torch.cat(parts, 1))
+
+
+class Yolo(nn.Module):
+    """Backbone, pooling pyramid, neck with upsampling and heads at three scales, as in YOLO."""
+
+    def __init__(self, width=16, classes=80):
+        super().__init__()
+        a, b, c, d = (width << k for k in range(1, 5))
+        self.stem = nn.Sequential(Conv(3, width, 3, 2), Conv(width, a, 3, 2), Split(a, a))
+        self.eight = nn.Sequential(Conv(a, b, 3, 2), Split(b, b))
+        self.sixteen = nn.Sequential(Conv(b, c, 3, 2), Split(c, c))
+        self.last = nn.Sequential(Conv(c, d, 3, 2), Split(d, d), Conv(d, d // 2, 1))
+        self.pool, self.pooled = nn.MaxPool2d(5, 1, 2), Conv(2 * d, d, 1)
+        self.up, self.first, self.second = nn.Upsample(scale_factor=2), Split(c + d, c), \
+            Split(b + c, b)
+        self.down, self.third = Conv(b, b, 3, 2), Split(b + c, c)
+        self.heads = nn.ModuleList(nn.Sequential(Conv(n, b), nn.Conv2d(b, 4 + classes, 1))
+                                   for n in (b, c, d))
+
+    def forward(self, x):
+        eight = self.eight(self.stem(x))
+        sixteen = self.sixteen(eight)
+        pools = [self.last(sixteen)]
+        for _ in range(3):
+            pools.append(self.pool(pools[-1]))
+        low = self.pooled(torch.cat(pools, 1))
+        middle = self.first(torch.cat([self.up(low), sixteen], 1))
+        high = self.second(torch.cat([self.up(middle), eight], 1))
+        scales = high, self.third(torch.cat([self.down(high), middle], 1)), low
+        return torch.cat([head(y).flatten(2) for head, y in zip(self.heads, scales, strict=True)],
+                         2).sigmoid()
+
+
 def model_of(name):
+    """Return a model and its inputs."""
     name, _, side = name.partition('@')
     side = int(side or 224)
     torch.manual_seed(0)
-    return named(name).eval(), torch.randn(1, 3, side, side)
+    if name == 'act':
+        sys.path.append(str(Path(__file__).parents[2] / 'fleet_policy' / 'bench'))
+        import act
+        images = [torch.randint(256, (1, 3, act.HEIGHT, act.WIDTH), dtype=torch.uint8)
+                  for _ in act.CAMERAS]
+        return act.Act().eval(), (*images, torch.randn(1, act.JOINTS))
+    return (Yolo() if name == 'yolo' else named(name)).eval(), (torch.randn(1, 3, side, side),)
 
 
 def robot(options):
@@ -46,17 +109,17 @@ def robot(options):
     model, example = model_of(options.model)
     shared = OffloadedModel(model, f'robot{options.robot}',
                             ClientOptions(TablePlanner('server-only')))
-    shared.connect(example)
+    shared.connect(*example)
     if not shared.wait(180.0):
         raise SystemExit(f'not shared: {shared.reason}')
     print('ready', flush=True)
     sys.stdin.readline()
     for _ in range(3):
-        shared(example)
+        shared(*example)
     before, end, taken = shared.report.fallbacks, time.monotonic() + options.seconds, []
     while time.monotonic() < end:
         began = time.monotonic()
-        shared(example)
+        shared(*example)
         taken.append(time.monotonic() - began)
     print(json.dumps({'taken': taken, 'fallbacks': shared.report.fallbacks - before}), flush=True)
     shared.close()
@@ -79,7 +142,7 @@ def served(options, robots, most, folder):
             client.stdin.write('go\n')
             client.stdin.flush()
         found = [json.loads(client.stdout.readline()) for client in clients]
-        status = Path(f'/proc/{server.pid}/status').read_text()
+        rollup = Path(f'/proc/{server.pid}/smaps_rollup').read_text()
     finally:
         for process in (*clients, server):
             process.terminate()
@@ -92,7 +155,7 @@ def served(options, robots, most, folder):
             'least': min(len(f['taken']) for f in found),
             'most': max(len(f['taken']) for f in found),
             'fallbacks': sum(f['fallbacks'] for f in found),
-            'memory': int(status.split('VmRSS:')[1].split()[0]) >> 10}
+            'memory': int(rollup.split('Pss:')[1].split()[0]) >> 10}
 
 
 def plain(options, size):
@@ -100,12 +163,12 @@ def plain(options, size):
     torch.set_num_threads(1)
     model, example = model_of(options.model)
     device = options.device.partition(',')[0]
-    model, batch = model.to(device), torch.cat([example] * size).to(device)
+    model, batch = model.to(device), [torch.cat([x] * size).to(device) for x in example]
     rounds, end = [], time.perf_counter() + options.seconds
     with torch.inference_mode():
         while time.perf_counter() < end:
             began = time.perf_counter()
-            model(batch)[0].cpu()
+            model(*batch)[0].cpu()
             rounds.append(time.perf_counter() - began)
     return round(size / float(np.median(rounds)), 2)
 
@@ -113,7 +176,7 @@ def plain(options, size):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('model', nargs='?', default='resnet18')
-    parser.add_argument('--robots', type=int, nargs='+', default=[1, 2, 4, 8])
+    parser.add_argument('--robots', type=int, nargs='+', default=[1, 2, 4, 8, 16])
     parser.add_argument('--seconds', type=float, default=15.0)
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--robot', type=int)
@@ -129,6 +192,7 @@ def main():
                             'together': served(options, robots, 16, folder),
                             'in_turns': served(options, robots, 1, folder),
                             'plain_after': plain(options, robots)}
+            print(robots, rows[robots], file=sys.stderr, flush=True)
     print(json.dumps({'model': options.model, 'robots': rows}))
 
 

@@ -260,6 +260,11 @@ def test_everything_in_torch_cuda_answers_or_says_why_not(replay, name):
         assert str(error).startswith('rrto: ')
 
 
+@remote.since((2, 6), 'use_mem_pool')
+def test_what_is_refused_can_be_unwrapped(replay):
+    assert callable(torch.cuda.use_mem_pool.__wrapped__)    # torch._dynamo of 2.14 does
+
+
 def test_seeds(engine):
     torch.manual_seed(3)
     on_cpu = torch.rand(5)

@@ -4,12 +4,20 @@ import signal
 import threading
 from collections import deque
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from fleet_msgs.msg import FrameAck
+from rrto_bridge.client import shell
+from rrto_bridge.client.inprocess import InProcess
+from rrto_bridge.client.journal import Journal
+from rrto_bridge.client.machine import ClientMachine
+from rrto_bridge.client.percall import PerCall
 from rrto_bridge.client.shell import Link
+from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol.errors import LinkError
 from rrto_bridge.protocol.messages import ENDED, SILENT
+from rrto_bridge.protocol.record import Meta
 
 
 class Stop(Exception):
@@ -20,6 +28,7 @@ class Stop(Exception):
 def link():
     made = Link.__new__(Link)
     made.server, made.lease, made._inbox, made._waited = 's', 3.0, deque(), False
+    made.engine = None
     return made
 
 
@@ -44,6 +53,19 @@ def test_a_program_that_is_interrupted_with_its_server_is_not_told_that_that_has
         link.receive()
 
 
+def test_a_program_that_continues_without_the_server_waits_for_no_interrupt(link, monkeypatch):
+    waits = []
+    monkeypatch.setattr(shell.time, 'sleep', waits.append)
+    link.lost, link.engine = ENDED, SimpleNamespace(journal=Journal())
+    with pytest.raises(LinkError, match='the server has ended'):
+        link.receive()
+    assert not waits
+    link.engine.journal = None
+    with pytest.raises(LinkError):
+        link.receive()
+    assert waits == [shell.GRACE]
+
+
 @pytest.mark.parametrize(('reason', 'said'), [
     (SILENT, 'this program was suspended for 9.0 s'),
     ('its process on the server was ended by SIGKILL in a message', 'was ended by SIGKILL')])
@@ -57,3 +79,27 @@ def test_a_suspended_program_is_told_another_reason_that_the_server_gives(link, 
     assert len(answers) == 2
     with pytest.raises(LinkError, match=said):
         link.receive()
+
+
+def test_a_link_that_is_made_while_the_program_ends_is_closed_with_it(monkeypatch):
+    """A lost link makes another one on its own thread, and closing it waits for this thread."""
+    closed = []
+    successor = SimpleNamespace(close=lambda: closed.append('successor'))
+    lost = SimpleNamespace(close=lambda: (links.append(successor), closed.append('lost')))
+    links = [lost]
+    monkeypatch.setattr(shell, '_links', links)
+    shell._close_links()
+    assert closed == ['lost', 'successor'] and not links
+
+
+@pytest.mark.parametrize('ends', [False, True])
+def test_a_program_that_ends_sends_no_weights_to_another_server(ends):
+    def engine():
+        return PerCall(InProcess(ClientMachine('async')), Journal())
+    lost, found, closed = engine(), engine(), []
+    lost.upload(Meta((4096,), (1,), 'uint8'), bytes(4096), True)
+    lost.port.ending, found.port.close = ends, lambda: closed.append(1)
+    connection = Connection(lambda: found)
+    connection._lost = lost
+    assert connection._found() == connection.returning == (not ends)
+    assert len(closed) == ends

@@ -207,6 +207,16 @@ def test_a_killed_server_ends_a_program_at_once(domain):
 
 
 @pytest.mark.long
+def test_a_killed_server_tells_a_program_with_which_it_always_has_to_do(domain):
+    killed = domain.server('w', lease=600.0, **{'link.latency': 0.1})
+    killed.wait('serving as w')
+    ends = loop(domain, 'w', '--link-latency', '0.1')
+    killed.process.kill()
+    ends.wait("LinkError: server 'w' is lost: the server has ended")
+    assert ends.process.wait() == 1
+
+
+@pytest.mark.long
 def test_a_server_that_loses_the_process_that_starts_the_others_starts_another_one(domain):
     hurt = domain.server('z')
     hurt.wait('serving as z')

@@ -7,12 +7,13 @@ import torch
 from rrto_bridge.client.inprocess import InProcess
 from rrto_bridge.client.journal import Journal
 from rrto_bridge.client.machine import ClientMachine
-from rrto_bridge.client.migration import migrate
+from rrto_bridge.client.migration import migrate, prepare
 from rrto_bridge.client.percall import PerCall
 from rrto_bridge.client.replaying import Replaying
 from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol.errors import RrtoError
+from rrto_bridge.protocol.tensors import pack
 
 
 def held(**tensors):
@@ -64,6 +65,23 @@ def test_weights_that_are_there_are_not_sent(tmp_path):
     there.port.performer.perform = lambda message: sent.append(len(message)) or perform(message)
     migrate(here, there)
     assert sum(sent) < 1000 and torch.equal(there.port.performer.context.tensors[1], weight)
+
+
+@pytest.mark.parametrize('kind', [PerCall, Replaying])
+def test_what_was_prepared_moves_with_few_bytes_and_one_wait(kind, tmp_path):
+    here, there = engine(PerCall), engine(kind)
+    there.port.performer.weights = Weights(1 << 20, tmp_path)
+    handles = [here.upload(*pack(torch.rand(5000)), True) for _ in range(9)]
+    prepare(here.journal, there)
+    assert not there.port.performer.context.tensors
+    there.machine.follow(here.machine)
+    before, sent, perform = there.machine.round_trips, [], there.port.performer.perform
+    there.port.performer.perform = lambda message: sent.append(len(message)) or perform(message)
+    migrate(here.port.performer.context, there)
+    assert sum(sent) < 9 * 1000 and there.machine.round_trips - before <= 2
+    found = there.port.performer.context.tensors
+    assert list(found) == handles
+    assert all(torch.equal(found[h], here.port.performer.context.tensors[h]) for h in handles)
 
 
 def test_what_can_not_be_carried_is_an_error():

@@ -120,15 +120,8 @@ class Journal:
         """Yield the items of messages that make all tensors, and that free those in between."""
         if self.seed is not None:
             yield SEED, self.seed - (1 << 64) if self.seed >> 63 else self.seed
-        found: dict[int, _Node] = {}
-        open_nodes = list(self._nodes.values())
-        while open_nodes:
-            node = open_nodes.pop()
-            if node.order not in found:
-                found[node.order] = node
-                open_nodes.extend(node.inputs)
         freed: list[int] = []
-        for _, node in sorted(found.items()):
+        for node in self._needed():
             call, fresh = node.call, node.call.fresh()
             if call.op == HTOD:
                 yield HTOD, call.results[0], call.metas[0], node.data
@@ -137,6 +130,22 @@ class Journal:
                 yield call.op, call.arguments, call.keywords, first
             freed += [handle for handle in fresh if handle not in self._nodes]
         yield FREE, tuple(freed)
+
+    def uploads(self) -> list[tuple[Meta, bytes]]:
+        """Return the meta and the bytes of the uploads from which all tensors can be computed."""
+        return [(meta, node.data) for node in self._needed() if node.call.op == HTOD
+                for meta in node.call.metas if meta is not None]
+
+    def _needed(self) -> list[_Node]:
+        """Return the calls that make all tensors, in the order of recording."""
+        found: dict[int, _Node] = {}
+        open_nodes = list(self._nodes.values())
+        while open_nodes:
+            node = open_nodes.pop()
+            if node.order not in found:
+                found[node.order] = node
+                open_nodes.extend(node.inputs)
+        return [node for _, node in sorted(found.items())]
 
 
 def _wait(port: Port, ticket: Ticket) -> str:

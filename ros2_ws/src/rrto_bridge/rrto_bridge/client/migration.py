@@ -13,8 +13,9 @@ import torch
 from ..execution.context import Context
 from ..protocol.errors import RrtoError
 from ..protocol.record import Call, Meta, Ref
-from ..protocol.tensors import meta_of, pack, to_host, unpack
+from ..protocol.tensors import meta_of, pack, size_of, to_host, unpack
 from ..protocol.wire import decode, encode
+from .journal import Journal
 from .percall import PerCall
 
 STRIDED = 'aten.as_strided.default'
@@ -28,10 +29,23 @@ def migrate(context: Context, to: PerCall) -> None:
     the server is lost or if tensors of different types share memory.
     """
     with torch.inference_mode():
-        for sharing in _storages(context):
-            _move_storage(sharing, to)
+        storages = _storages(context)
+        bases = to.weights(map(_whole, storages))
+        for base, sharing in zip(bases, storages, strict=True):
+            for handle, tensor in sharing:
+                to.repeat(_view(base, handle, meta_of(tensor)))
+    # The method of the base class PerCall: if `to` is a Replaying, its own would record the call.
+    PerCall.free(to, bases)
     if _has_drawn(context):
         to.seed(_drawn(context))
+    to.synchronize()
+
+
+def prepare(journal: Journal, to: PerCall) -> None:
+    """Send what the tensors of `journal` were made from, so that `migrate` finds it kept there."""
+    for meta, data in journal.uploads():
+        if len(data) == size_of(meta):      # not an encoded input, which `migrate` sends as it is
+            PerCall.free(to, to.weights([(meta, data)]))
     to.synchronize()
 
 
@@ -100,16 +114,6 @@ def _has_drawn(context: Context) -> bool:
 
 def _drawn(context: Context) -> int:
     return int(torch.randint(1 << 62, (), generator=context.generator, device=context.device))
-
-
-def _move_storage(sharing: list[tuple[int, torch.Tensor]], to: PerCall) -> None:
-    meta, data = _whole(sharing)
-    # Call the methods of the base class PerCall: if `to` is a Replaying, its own methods would
-    # record these calls.
-    base = PerCall.upload(to, meta, data, True)
-    for handle, tensor in sharing:
-        to.repeat(_view(base, handle, meta_of(tensor)))
-    PerCall.free(to, [base])
 
 
 def _view(base: int, handle: int, meta: Meta) -> Call:

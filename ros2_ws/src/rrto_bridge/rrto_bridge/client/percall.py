@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -90,21 +91,30 @@ class PerCall:
         If `weight` is True, send the bytes only if the server has not kept them from an earlier
         upload. Fewer than `WEIGHT_BYTES` bytes are always sent.
         """
-        handle = self._upload(meta, data, weight)
-        if self.journal is not None:
-            self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
-        return handle
+        return self._uploads([(meta, data)], weight)[0]
 
-    def _upload(self, meta: Meta, data: Any, weight: bool) -> int:
+    def weights(self, uploads: Iterable[tuple[Meta, Any]]) -> list[int]:
+        """Copy weights to the device as `upload` does, with one round trip for all that are kept.
+
+        They do not count as calls of the program.
+        """
+        return self._uploads(uploads, True)
+
+    def _uploads(self, uploads: Iterable[tuple[Meta, Any]], weight: bool) -> list[int]:
+        asked = [(meta, data, *self._asked(meta, data, weight)) for meta, data in uploads]
+        for meta, data, digest, handle, ticket in asked:
+            if not self.settle(ticket) and digest:
+                self.settle(self.machine.keep(handle, meta, data, digest))
+            if self.journal is not None:
+                self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
+        return [handle for *_, handle, _ in asked]
+
+    def _asked(self, meta: Meta, data: Any, weight: bool) -> tuple[str, int, Ticket | None]:
+        """Upload bytes, or ask whether the server has kept them; return also their digest then."""
         if not weight or len(data) < WEIGHT_BYTES:
-            handle, ticket = self.machine.upload(meta, data)
-            self.settle(ticket)
-            return handle
+            return ('', *self.machine.upload(meta, data))
         digest = hashlib.sha256(data).hexdigest()
-        handle, ticket = self.machine.find(digest, meta)
-        if not self.settle(ticket):
-            self.settle(self.machine.keep(handle, meta, data, digest))
-        return handle
+        return (digest, *self.machine.find(digest, meta))
 
     def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
         """Copy a tensor to the host; `meta`: the meta of the tensor, if known."""

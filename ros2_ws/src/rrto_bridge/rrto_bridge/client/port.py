@@ -18,6 +18,7 @@ class Port(ABC):
     """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
     idle = False  # whether a thread waits at a point where a signal handler may raise an exception
+    ending = False  # whether the program ends, so that no other server is needed
 
     def __init__(self, machine: ClientMachine) -> None:
         self.machine = machine

@@ -72,6 +72,16 @@ MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
 
+# The links to close at the end of the program. One that is lost may be making another one then: its
+# threads, left alone, would abort the process.
+_links: list[Link] = []
+
+
+def _close_links() -> None:
+    while _links:
+        _links.pop().close()
+
+
 class _NotServedError(ConfigError):
     pass
 
@@ -112,6 +122,7 @@ class Link(Port):
         self.mode = options.mode
         self._wanted = graph_name(options.server) if options.server else ''
         self.lost = ''                       # reason why the link has ended; '' while it has not
+        self.engine: Any = None              # the engine whose counters the status message contains
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
         self.stream = Stream(MESSAGE)
@@ -172,10 +183,10 @@ class Link(Port):
                 self.server = others[0]
                 tried.add(self.server)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH))
-        self.engine: Any = None              # the engine whose counters the status message contains
         self._status = self.node.create_publisher(msg.BridgeStatus, 'rrto/status', qos.STATUS)
         self.node.create_timer(min(1.0, self.lease / 4), self._ending_waits(self._on_timer))
-        atexit.register(self.close)
+        _links.append(self)
+        atexit.register(_close_links)
         os.register_at_fork(after_in_child=self._forked)
 
     def _others(self, tried: set[str]) -> list[str]:
@@ -272,6 +283,7 @@ class Link(Port):
         """Tell the server that this program ends, and release the node's resources."""
         if not self._context.ok():
             return
+        self.ending = True
         with self._changed:
             lost = self.lost
             self._fail(ENDS)
@@ -296,7 +308,7 @@ class Link(Port):
         The child exits without cleanup: some libraries would wait for ROS threads, which a forked
         child does not have.
         """
-        atexit.unregister(self.close)
+        atexit.unregister(_close_links)
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)
 
@@ -330,9 +342,10 @@ class Link(Port):
 
         One Ctrl+C can end both the server and this program. If the Ctrl+C reaches this program
         during the wait, the program ends with KeyboardInterrupt instead of an error about the
-        server.
+        server. A program that continues without the server gets no error, so it does not wait.
         """
-        if self.lost == ENDED and not self._waited:
+        goes_on = self.engine is not None and self.engine.journal is not None
+        if self.lost == ENDED and not self._waited and not goes_on:
             self._waited = self.idle = True
             try:
                 time.sleep(GRACE)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ..client.inprocess import InProcess
-from ..client.migration import migrate
+from ..client.migration import migrate, prepare
 from ..client.ownprocess import Here, OwnGpu
 from ..client.percall import NoReplay, PerCall
-from ..protocol.errors import LinkError, RrtoError, UnknownOperator
+from ..protocol.errors import LinkError, OutOfMemory, RrtoError, UnknownOperator
 from .turns import Turns
 
 
@@ -145,14 +145,22 @@ class Connection:
         """Connect to a server that has become visible; return whether the server answers.
 
         Even if a server is visible, the link may be too bad for data. Therefore wait for one
-        answer. Otherwise the program might have to wait later, in the middle of an inference.
+        answer, and send the weights that the server lacks. Otherwise the program might have to
+        wait later, in the middle of an inference.
         """
+        lost = self._lost
+        assert lost is not None and lost.journal is not None
         try:
             found = self._connect()
         except RrtoError:
             return False
         try:
             found.settle(found.machine.synchronize())
+            if lost.port.ending:
+                raise LinkError('the program ends')
+            prepare(lost.journal, found)
+        except OutOfMemory:
+            pass                # `resume` says so
         except RrtoError:
             found.port.close()
             return False

@@ -26,12 +26,16 @@ from fleet_env.command import how_it_ended
 from fleet_env.errors import FleetEnvError
 from fleet_ros.device import torch_device
 
+from ..protocol import qos
 from .parameters import ServerSettings
+from .session import DRAIN
 from .worker import Task, serve
 
 MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
 SHARED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY = 0.8       # seconds in which processes can end before they are killed
+# seconds in which processes can end before they are killed: they complete what a program has begun,
+# tell it that they end, and leave
+ORDERLY = DRAIN + qos.LAST_WORDS + 0.8
 
 
 class ForkServer:

@@ -168,7 +168,7 @@ def _impossible() -> None:
                           "the device's memory and its kernels are on the server")
             value = getattr(cuda, name)
             setattr(cuda, name, type(name, (), {'__init__': ours}) if isinstance(value, type)
-                    else ours)
+                    else functools.wraps(value)(ours))   # PyTorch 2.14 reads `__wrapped__`
     history = refuse('the server keeps no history of its memory', 'ask torch.cuda.memory_stats()')
     for name in ('_record_memory_history', '_snapshot', '_dump_snapshot'):
         setattr(cuda.memory, name, history)
