@@ -8,8 +8,12 @@ no shape in the program's arguments needs to change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+# Operators that, in a batch, do not notice an index out of range.
+_UNCHECKED = frozenset(('one_hot', 'index_fill', 'index_fill_'))
 
 Function = Callable[..., Sequence[torch.Tensor]]
 Apply = Callable[[Function, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -18,6 +22,16 @@ Apply = Callable[[Function, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 _warn = getattr(torch._C._functorch, '_set_vmap_fallback_warning_enabled', None)
 if _warn is not None:
     _warn(False)
+
+
+def unchecked(overload: Any, own: bool) -> bool:
+    """Return whether a wrong index, which is an error alone, is none in a batch.
+
+    `own`: whether the call's first tensor differs from request to request. An `embedding` of such a
+    tensor would give a request what belongs to another one.
+    """
+    name = overload.overloadpacket.__name__
+    return name in _UNCHECKED or own and name == 'embedding'
 
 
 def together(function: Function, requests: Sequence[Sequence[torch.Tensor]],
@@ -32,7 +46,7 @@ def together(function: Function, requests: Sequence[Sequence[torch.Tensor]],
 
     There is one difference: inside a batch, a tensor without axes has one, so PyTorch's rules for
     the types of results treat it as any other tensor. The caller must not pass a function in which
-    such a tensor meets one of another dtype.
+    such a tensor meets one of another dtype, or with an operator that is `unchecked`.
     """
     if not requests[0]:
         return [list(function()) for _ in requests]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fleet_compute.batch import together
+from fleet_compute.batch import together, unchecked
 
 
 def test_each_request_gets_what_it_gets_alone():
@@ -36,3 +36,37 @@ def test_a_request_that_fails_fails_all_and_changes_nothing():
     with pytest.raises(Exception, match='range|bounds'):
         together(lambda index: (table[index],), [(sound,), (bad,)])
     assert together(lambda index: (table[index],), [(sound,), (sound,)])[1][0].tolist() == [0, 1]
+
+
+ROWS = torch.arange(6.0).reshape(3, 2)
+INDEXED = {
+    'embedding': lambda rows, k: torch.embedding(rows, k),
+    'index_select': lambda rows, k: rows.index_select(0, k),
+    'gather': lambda rows, k: rows.gather(0, k[None]),
+    'scatter': lambda rows, k: rows.scatter(0, k[None], torch.ones(1, 1)),
+    'index_add': lambda rows, k: rows.index_add(0, k, torch.ones(1, 2)),
+    'index_copy': lambda rows, k: rows.index_copy(0, k, torch.ones(1, 2)),
+    'index_fill': lambda rows, k: rows.index_fill(0, k, 1.0),
+    'index': lambda rows, k: rows[k],
+    'one_hot': lambda rows, k: torch.nn.functional.one_hot(k, 3),
+}
+
+
+@pytest.mark.parametrize('name', INDEXED)
+def test_an_index_out_of_range_is_an_error_in_a_batch_or_the_operator_is_not_batched(name):
+    """Above all it must not reach the rows of another request."""
+    indexed, wrong = INDEXED[name], torch.tensor([3])
+    with pytest.raises((IndexError, RuntimeError)):
+        indexed(ROWS, wrong)
+    overload = getattr(torch.ops.aten, name).overloads()[0]
+    if not unchecked(getattr(getattr(torch.ops.aten, name), overload), True):
+        with pytest.raises((IndexError, RuntimeError)):
+            together(lambda *tensors: [indexed(*tensors)],
+                     [[ROWS, wrong], [ROWS, torch.tensor([1])]])
+
+
+def test_an_embedding_of_what_all_requests_share_is_batched():
+    embedding = torch.ops.aten.embedding.default
+    assert unchecked(embedding, True) and not unchecked(embedding, False)
+    with pytest.raises((IndexError, RuntimeError)):
+        together(lambda k: [torch.embedding(ROWS, k)], [[torch.tensor([3])], [torch.tensor([1])]])

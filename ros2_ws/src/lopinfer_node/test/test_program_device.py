@@ -122,6 +122,30 @@ def test_requests_computed_together_give_what_each_gives_alone(traced, share):
     assert [r._stretches.keys() for r in alone] == [r._stretches.keys() for r in batch]
 
 
+class Looking(torch.nn.Module):
+    """Looks a row up: in a table that all robots share, or in the robot's own input."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own, self.table = own, torch.nn.Parameter(torch.rand(4, 3))
+
+    def forward(self, x):
+        rows = x.reshape(4, 3) * 2 if self.own else self.table
+        return torch.nn.functional.embedding(x[:1, :2].long(), rows)
+
+
+@pytest.mark.parametrize('own', [False, True])
+def test_a_row_out_of_range_never_is_another_robots_row(own):
+    traced = trace(Looking(own).eval(), torch.rand(1, 12))
+    plan = Plan.server_only(traced.graph)
+    program = Program(traced, plan, SERVER)
+    steps = range(len(program.steps))
+    good, bad = torch.rand(2, 1, 12)
+    bad[0, 0] = 5
+    assert program.compute_together(runs_of(program, traced, plan, [good, good]), steps) != own
+    assert not program.compute_together(runs_of(program, traced, plan, [good, bad]), steps)
+
+
 def stretches(program):
     """Yield the ranges of steps that are computed without a break."""
     begin = 0

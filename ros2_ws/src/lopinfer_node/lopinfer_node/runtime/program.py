@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from fleet_compute.batch import together
+from fleet_compute.batch import together, unchecked
 from fleet_compute.graphs import Function, Graphs, Parts
 from fleet_compute.inlets import Layout, layout_of
 from fleet_ros.device import downloading, uploaded
 
 from ..errors import ModelError, RemoteError
-from ..model.calls import Arithmetic
+from ..model.calls import Arithmetic, Value
 from ..model.footprint import Interval
 from ..model.graph import Kind
 from ..model.layout import flat, shaped
@@ -146,9 +146,12 @@ class Program:
             self.traced.check_inputs(inputs or ())
         return Run(self, inputs)
 
-    def _depends_on_rank(self, node: int) -> bool:
-        """Return whether a tensor without axes meets one of another dtype; see `together`."""
+    def _differs_in_batch(self, node: int) -> bool:
+        """Return whether an operator may give another result in a batch; see `together`."""
         call, records = self.traced.calls.get(node), self.traced.tape.records
+        if call is not None and unchecked(
+                call.overload, isinstance(call.arguments.get('weight'), Value)):
+            return True
         if call is None or all(value.shape for value in call.values):
             return False
         dtypes = {records[value.index].dtype for value in call.values}
@@ -167,7 +170,7 @@ class Program:
         """
         graphs, device = self._graphs, runs[0]._device
         if len(runs) == 1 and graphs is None or len(runs) > 1 and any(
-                self._depends_on_rank(self.steps[at].node) for at in steps):
+                self._differs_in_batch(self.steps[at].node) for at in steps):
             return False
         compiled = [self._compiled[at] for at in steps]
         sources = {node for c in compiled for node, _, _ in c.sources}
