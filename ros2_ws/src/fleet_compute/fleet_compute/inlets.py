@@ -18,7 +18,7 @@ import math
 import struct
 import sys
 import time
-from collections import defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,13 +35,17 @@ if TYPE_CHECKING:
 TABLE, PICTURE, SPARSE, PLANES = 1, 2, 3, 4
 NAMES = {TABLE: 'table', PICTURE: 'picture', SPARSE: 'sparse', PLANES: 'planes'}
 
-LEAST = 512           # elements of fewer bytes are sent as they are
+LEAST = 512           # elements of fewer bytes are sent as they are; so are those that take
+SHORTEST = 3e-4       # fewer seconds on the link, and all on a link of so many bytes/s: there even
+FASTEST = 4e8         # to compare the codecs would take longer
 # Planes have a table each if there are at most so many, and so many elements in each.
 MOST_PLANES, LEAST_PLANE = 64, 1024
 SAMPLED = 1 / 8       # share of the elements by which codecs are compared, and
 SAMPLE = 16 << 10     # least bytes of it
 AGAIN = 32            # transfers of an inlet after which its codecs are compared again
-DECODING = 0.75       # seconds that decoding takes for each second of encoding, about
+# seconds that decoding takes for each second of encoding, about, by codec
+DECODING = {TABLE: 0.75, PICTURE: 2.5, SPARSE: 1.0, PLANES: 1.0}
+MOST = 256            # inlets of a link; those that were not used for longest are forgotten
 WORTH = 0.98          # a codec is used if the time is at most this share of the time without it
 
 # by the bytes of an element
@@ -93,13 +97,17 @@ def encode(codec: int, elements: NDArray[Any], layout: Layout) -> bytes | None:
     """Return the elements, (n,) unsigned integers, in fewer bytes; None if the codec cannot."""
     item, count = elements.itemsize, elements.size
     body = None
-    if elements.nbytes >= LEAST and count % (layout.planes * layout.width) == 0:
+    if elements.nbytes >= LEAST and _fits(elements, layout):
         body = _ENCODE[codec](elements, layout)
     if body is None:
         return None
     whole = b''.join([_HEADER.pack(codec, item, layout.mixed, layout.planes, layout.colours,
                                    layout.width, count), *body])
     return whole if len(whole) < elements.nbytes else None
+
+
+def _fits(elements: NDArray[Any], layout: Layout) -> bool:
+    return elements.size % (layout.planes * layout.width) == 0
 
 
 def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
@@ -173,7 +181,8 @@ def _unpacked(reader: _Reader, nbytes: int) -> NDArray[np.uint8]:
     if zstd.get_frame_info(part).decompressed_size != nbytes:
         raise CodecError(f'a part must have {nbytes} bytes')
     # the window of a frame is memory that is taken before anything else is known of it
-    window = {int(zstd.DecompressionParameter.window_log_max): max(20, nbytes.bit_length())}
+    log = min(max(20, nbytes.bit_length()), 31)     # the library takes no more
+    window = {int(zstd.DecompressionParameter.window_log_max): log}
     reading = zstd.ZstdDecompressor(options=window)
     found = reading.decompress(part, max_length=nbytes)
     if len(found) != nbytes or not reading.eof or reading.unused_data:
@@ -361,16 +370,11 @@ _DECODE: dict[int, Any] = {TABLE: _decode_table, PICTURE: _decode_picture, SPARS
 
 # -- the choice ------------------------------------------------------------------------------------
 
-# Seconds that encoding takes for each byte of elements on this machine. These are of a fast core,
-# so that each codec is tried where it may help; what it then takes corrects them.
-_seconds = {TABLE: 2.5e-9, PICTURE: 2.5e-9, SPARSE: 1.5e-9, PLANES: 2e-9}
-
-
 class Inlet:
     """Chooses the codec of one tensor that crosses a link again and again.
 
     Codecs are compared on a part of the elements: by the seconds that encoding, the bytes on the
-    link, and decoding take.
+    link, and decoding take, as measured for this tensor.
 
     ``ratio``: bytes sent for each byte of elements, of the last transfer. ``expected``: the same by
     the last comparison. ``codec``: the codec by the last comparison; 0: none.
@@ -380,12 +384,13 @@ class Inlet:
         self.ratio = 1.0
         self.codec, self.expected = 0, 1.0
         self._uses, self._rate = 0, 1.0
+        self._seconds: dict[int, float] = {}    # that a codec takes for each byte of elements
 
     def encoded(self, elements: NDArray[Any], layout: Layout, rate: float) -> Buffer:
         """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s."""
         raw = elements.view(np.uint8).reshape(-1).data
         self.ratio = 1.0
-        if elements.nbytes < LEAST or not 0 < rate < math.inf:
+        if not 0 < rate < FASTEST or elements.nbytes < max(LEAST, SHORTEST * rate):
             return raw
         if self._uses % AGAIN == 0 or rate > 2 * self._rate or rate < self._rate / 2:
             self.choose(elements, layout, rate)
@@ -395,26 +400,36 @@ class Inlet:
         began = time.perf_counter()
         data = encode(self.codec, elements, layout)
         took = (time.perf_counter() - began) / elements.nbytes
-        former = _seconds[self.codec]      # a machine that was busy for a moment counts little
-        _seconds[self.codec] += (min(took, 2 * former) - former) / 4
+        former = self._seconds[self.codec]  # a machine that was busy for a moment counts little
+        self._seconds[self.codec] += (min(took, 2 * former) - former) / 4
         if data is None:
             self._uses = 0      # the tensor is not what it was: compare again at the next transfer
             return raw
         self.ratio = len(data) / elements.nbytes
         if not 0.7 * self.expected < self.ratio < 1.4 * self.expected:
             self._uses = 0
+        elif self._lasts(self.codec, self.ratio, rate) > WORTH / rate:
+            self.codec = 0      # until codecs are compared again
         return data
+
+    def _lasts(self, codec: int, ratio: float, rate: float) -> float:
+        """Return the seconds for each byte of elements until it is decoded."""
+        return self._seconds[codec] * (1 + DECODING[codec]) + ratio / rate
 
     def choose(self, elements: NDArray[Any], layout: Layout, rate: float) -> None:
         """Compare the codecs on a part of the elements, for a link of ``rate`` bytes/s."""
         part, own = _sample(elements, layout)
         self._rate, self.codec, self.expected, best = rate, 0, 1.0, WORTH / rate
         for codec in NAMES:
+            began = time.perf_counter()
             data = encode(codec, part, own)
             if data is None:
                 continue
+            took = (time.perf_counter() - began) / part.nbytes
+            # neither takes less than it must: the machine may have been busy, the part is small
+            self._seconds[codec] = min(took, self._seconds.get(codec, took))
             ratio = len(data) / part.nbytes
-            seconds = _seconds[codec] * (1 + DECODING) + ratio / rate
+            seconds = self._lasts(codec, ratio, rate)
             if seconds < best:
                 self.codec, best, self.expected = codec, seconds, ratio
 
@@ -427,17 +442,21 @@ class Inlets:
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self._rate = rate
-        self._inlets: defaultdict[Hashable, Inlet] = defaultdict(Inlet)
+        self._inlets: OrderedDict[Hashable, Inlet] = OrderedDict()
 
     def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout) -> Buffer:
         """Return the elements of one tensor as they are sent; see `Inlet.encoded`."""
-        return self._inlets[key].encoded(elements, layout, self._rate())
+        inlet = self._inlets.setdefault(key, Inlet())
+        self._inlets.move_to_end(key)
+        if len(self._inlets) > MOST:
+            self._inlets.popitem(last=False)
+        return inlet.encoded(elements, layout, self._rate())
 
 
 def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layout]:
     """Return about `SAMPLED` of the elements, from the middle, and their layout."""
     wanted = max(SAMPLED, SAMPLE / elements.nbytes)
-    if wanted >= 1:
+    if wanted >= 1 or not _fits(elements, layout):
         return elements, layout
     rows = elements.reshape(-1, layout.width * layout.colours) if layout.mixed else \
         elements.reshape(layout.planes, -1, layout.width)

@@ -13,6 +13,7 @@ from fleet_compute.inlets import (
     UNSIGNED,
     CodecError,
     Inlet,
+    Inlets,
     Layout,
     decode,
     encode,
@@ -122,6 +123,57 @@ def test_an_inlet_follows_what_it_carries_and_the_rate_of_its_link():
     assert len(inlet.encoded(zeros, layout, 1e5)) < 0.01 * zeros.nbytes
 
 
+NORMAL = NORMALISED.numpy().reshape(-1).view(np.uint32), layout_of(NORMALISED.shape)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let each codec take so many seconds for each byte; return these by codec."""
+    speed, now = dict.fromkeys(NAMES, 1e-9), [0.0]
+
+    def timed(codec, elements, layout):
+        now[0] += speed[codec] * elements.nbytes
+        return encode(codec, elements, layout)
+    monkeypatch.setattr(inlets, 'encode', timed)
+    monkeypatch.setattr(inlets.time, 'perf_counter', lambda: now[0])
+    return speed
+
+
+def sizes(inlet, count, rate=1e8, case=NORMAL):
+    """Return the bytes sent for each byte of `count` transfers."""
+    return [len(inlet.encoded(*case, rate)) / case[0].nbytes for _ in range(count)]
+
+
+def test_what_a_codec_takes_here_counts_from_the_first_transfer(clock):
+    clock.update(dict.fromkeys(NAMES, 1e-7))      # a slow machine, on which raw is faster
+    assert sizes(Inlet(), 40) == [1] * 40
+
+
+def test_a_codec_of_a_machine_that_was_busy_for_a_while_comes_back(clock):
+    inlet = Inlet()
+    assert max(sizes(inlet, 5)) < .2
+    clock.update(dict.fromkeys(NAMES, 1e-7))
+    busy = sizes(inlet, 20)
+    assert busy[-1] == 1 and busy.count(1) > 10    # long before codecs are compared again
+    clock.update(dict.fromkeys(NAMES, 1e-9))
+    assert sizes(inlet, inlets.AGAIN)[-1] < .2
+
+
+def test_small_tensors_do_not_change_what_is_done_with_large_ones(clock):
+    small, large = Inlet(), Inlet()
+    clock.update(dict.fromkeys(NAMES, 1e-7))
+    sizes(small, 40, 1e6, (np.zeros(1 << 9, np.uint32), layout_of([1 << 9])))
+    clock.update(dict.fromkeys(NAMES, 1e-9))
+    assert max(sizes(large, 3)) < .2
+
+
+def test_a_link_keeps_few_inlets_however_many_shapes_a_program_sends():
+    link = Inlets(lambda: 1e6)
+    for count in range(1000, 1000 + 2 * inlets.MOST):
+        link.encoded(count, np.zeros(count, np.uint8), layout_of([count]))
+    assert len(link._inlets) == inlets.MOST and count in link._inlets
+
+
 def encoded_ones():
     elements = NORMALISED.numpy().reshape(-1).view(np.uint32)
     sparse = np.where(np.arange(elements.size) % 3, 0, elements).astype(np.uint32)
@@ -165,4 +217,7 @@ def test_a_claim_of_much_memory_is_refused_before_memory_is_taken():
 
 
 def test_a_tensor_of_another_shape_than_its_layout_is_not_encoded():
-    assert encode(PICTURE, np.zeros(1000, np.uint8), Layout(3, 3, 7, False)) is None
+    elements = np.zeros(100_000, np.uint8)
+    for layout in (Layout(3, 3, 7, False), Layout(3, 3, 7, True)):
+        assert encode(PICTURE, elements, layout) is None
+        assert len(Inlet().encoded(elements, layout, 1e6)) == elements.nbytes

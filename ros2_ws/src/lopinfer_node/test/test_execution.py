@@ -11,7 +11,7 @@ from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.errors import RemoteError
-from lopinfer_node.planning.plan import DEVICE, SERVER
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.execution import Execution
 from lopinfer_node.runtime.outbox import Route
 from lopinfer_node.runtime.wire import Piece
@@ -62,9 +62,25 @@ def test_no_step_is_computed_between_one_that_sends_and_its_sending(random):
         side.compute(ready)
 
 
+def test_a_server_decodes_where_it_computes_and_a_robot_at_once(monkeypatch):
+    """Few bytes can take long to decode, and the server takes pieces with a lock for all."""
+    plan = Plan.server_only(GRAPH)
+    up, down = plan.transfers
+    side = execution(SERVER, plan)
+    with monkeypatch.context() as patch:
+        patch.setattr('lopinfer_node.runtime.execution.decode', None)
+        assert side.take(piece(up.index, b'damaged')) and side.runnable()
+    with pytest.raises(RemoteError, match=f'transfer {up.index}'):
+        side.deliver()
+    robot = execution(DEVICE, plan, [np.arange(12)])
+    robot.compute(robot.runnable())
+    with pytest.raises(RemoteError):
+        robot.take(piece(down.index, b'damaged'))
+    assert not robot.runnable()
+
+
 @pytest.mark.parametrize('other', [{'plan': 78}, {'bin': 4}, {'transfer': 99}])
 def test_a_piece_of_another_plan_is_refused(other):
-    from lopinfer_node.planning.plan import Plan
     plan = Plan.server_only(GRAPH)
     side = execution(SERVER, plan)
     up = next(t for t in plan.transfers if t.source == DEVICE)

@@ -53,6 +53,14 @@ def test_elements_travel_in_the_order_of_a_format(shape, form):
     assert torch.equal(shaped(flat(tensor.contiguous(), form), shape, form), tensor)
 
 
+def test_a_lazily_conjugated_or_negated_tensor_travels_as_its_values():
+    tensor = torch.randn(3, 4, dtype=torch.complex64).conj()
+    for lazy in (tensor, tensor.imag):
+        elements = flat(lazy)
+        elements.view(torch.uint8)
+        assert torch.equal(shaped(elements, lazy.shape), lazy)
+
+
 def test_only_exactly_these_strides_are_channels_last():
     x = torch.rand(1, 1, 4, 5)
     assert format_of(x) is format_of(x[:, :, ::2]) is torch.contiguous_format

@@ -7,9 +7,11 @@ import resource
 
 import pytest
 import torch
+from fleet_compute.inlets import Inlets
 from rrto_bridge.client.inprocess import InProcess
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.execution.context import Context
+from rrto_bridge.execution.executor import ContextExecutor
 from rrto_bridge.execution.perform import Performer
 from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol import tensors
@@ -55,6 +57,28 @@ def test_ordinary_operators_are_allowed():
                  '_softmax.default', 'nonzero.default', 'empty.memory_format',
                  '_fused_adam_.default'):
         assert str(resolve(f'aten.{name}')) == f'aten.{name}'
+
+
+def test_few_bytes_of_a_large_tensor_are_refused_before_memory_is_taken():
+    zeros = torch.zeros(1 << 20)
+    meta, data = tensors.pack(zeros)
+    few = tensors.encoded(meta, data, Inlets(lambda: 1e6))
+    assert len(few) < len(data) / 100
+    context = Context(torch.device('cpu'), 8 << 20)
+    context.upload(1, meta, few)
+    assert torch.equal(context.tensor(1), zeros) and context.used == len(data)
+    context.free(1)
+    context = Context(torch.device('cpu'), len(data) - 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(OutOfMemory):
+        context.upload(1, meta, few)
+    with pytest.raises(OutOfMemory):
+        ContextExecutor(context).upload(few, meta)
+    assert not context.used
+    huge = meta._replace(shape=(1 << 40,))
+    with pytest.raises(OutOfMemory):
+        context.upload(1, huge, few)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 10
 
 
 def test_a_refused_operator_is_named():

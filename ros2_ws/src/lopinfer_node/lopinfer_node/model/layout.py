@@ -27,10 +27,12 @@ def flat(tensor: torch.Tensor, form: torch.memory_format = torch.contiguous_form
          ) -> torch.Tensor:
     """Return the elements, in the order of a format, as one dimension of stride 1.
 
-    They are copied if the tensor has another format. The stride must be set, because a contiguous
-    tensor of one element may have any stride. Some strides prevent a view as bytes.
+    They are copied if the tensor has another format, or is lazily conjugated or negated. The
+    stride must be set, because a contiguous tensor of one element may have any stride. Some strides
+    prevent a view as bytes.
     """
-    return tensor.contiguous(memory_format=form).as_strided((tensor.numel(),), (1,))
+    own = tensor.resolve_conj().resolve_neg()
+    return own.contiguous(memory_format=form).as_strided((own.numel(),), (1,))
 
 
 def shaped(elements: torch.Tensor, shape: Sequence[int],

@@ -396,8 +396,10 @@ class Server:
             torch.cuda.set_device(lane.device)
         while (work := self._next_work(lane)) is not None:
             began = time.monotonic()
+            whole = all(self._guarded(request.client, request.execution.deliver)[0]
+                        for request in work.members)
             runs = [request.execution.run for request in work.members]
-            computed = work.prepared.program.compute_together(runs, work.steps)
+            computed = whole and work.prepared.program.compute_together(runs, work.steps)
             queued = [self._guarded(request.client, request.execution.queue, work.steps, computed)
                       for request in work.members]
             lane.finish(partial(self._finish, lane, work, began, queued,

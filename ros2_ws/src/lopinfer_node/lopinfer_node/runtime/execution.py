@@ -5,6 +5,7 @@ This module follows Algorithms 6 and 7 of the thesis.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 from fleet_compute.inlets import UNSIGNED, CodecError, Inlets, Layout, decode
 
 from ..errors import RemoteError
-from ..planning.plan import Transfer
+from ..planning.plan import DEVICE, Transfer
 from .outbox import Route
 from .wire import Buffer, Inbox, Piece
 
@@ -79,17 +80,19 @@ class Execution:
 
     def __init__(self, side: int, route: Route, steps: Sequence[AnyStep],
                  transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None) -> None:
-        self.route, self.run, self._inlets = route, run, inlets
+        self.route, self.run, self._inlets, self._side = route, run, inlets, side
         self._steps = steps
         self._position = 0                # number of steps computed so far
         self._delivered: set[int] = set()
         self._sizes = {t.index: t.bytes for t in transfers if t.source != side}
         self._inbox = Inbox(self._sizes)
+        self._arrived: deque[tuple[int, Buffer]] = deque()      # complete, but not yet delivered
 
     def take(self, piece: Piece) -> bool:
         """Store a received piece; return whether it completes a transfer.
 
-        Deliver a complete transfer. Raise RemoteError if the piece does not fit the plan.
+        On the robot, deliver a complete transfer. Raise RemoteError if the piece does not fit the
+        plan.
         """
         if piece.plan != self.route.plan or piece.bin != self.route.bin:
             raise RemoteError(f'piece of request {piece.request} does not belong to the plan of '
@@ -97,13 +100,25 @@ class Execution:
         data = self._inbox.take(piece)
         if data is None:
             return False
-        size = self._sizes[piece.transfer]
-        try:
-            self.run.deliver(piece.transfer, data if len(data) == size else decode(data, size).data)
-        except CodecError as error:
-            raise RemoteError(f'transfer {piece.transfer}: {error}') from None
+        self._arrived.append((piece.transfer, data))
+        if self._side == DEVICE:
+            self.deliver()
         self._delivered.add(piece.transfer)
         return True
+
+    def deliver(self) -> None:
+        """Decode what has arrived for the run; raise RemoteError if it is damaged.
+
+        Few bytes can take long to decode. So the server, whose lock serves all robots, does this
+        where it computes.
+        """
+        while self._arrived:
+            transfer, data = self._arrived.popleft()
+            size = self._sizes[transfer]
+            try:
+                self.run.deliver(transfer, data if len(data) == size else decode(data, size).data)
+            except CodecError as error:
+                raise RemoteError(f'transfer {transfer}: {error}') from None
 
     def runnable(self) -> range:
         """Return the next steps that may run, up to and including the first that sends a transfer.
@@ -128,6 +143,7 @@ class Execution:
         ``computed``: whether this has been done already. Computing takes long. So only one thread
         calls `runnable` and `queue`, and it does not hold the lock of the state machine meanwhile.
         """
+        self.deliver()
         for position in steps if not computed else ():
             self.run.compute(position)
         self._position = steps.stop

@@ -36,7 +36,7 @@ class Port(ABC):
         return machine.result(ticket)
 
     def encoded(self, meta: Meta, data: memoryview) -> Any:
-        """Return the bytes of a tensor as they are best sent; `tensors.unpack` takes either."""
+        """Return the bytes of a tensor as they are best sent; `Context.received` takes either."""
         return data
 
     def post(self) -> None:

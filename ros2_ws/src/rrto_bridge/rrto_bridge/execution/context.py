@@ -20,7 +20,16 @@ from ..protocol.errors import (
 )
 from ..protocol.operators import DEFAULT, USUAL, agree, resolve
 from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
-from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
+from ..protocol.tensors import (
+    decoded,
+    from_special,
+    meta_of,
+    pack,
+    size_of,
+    to_device,
+    to_host,
+    unpack,
+)
 from .kernels import kernel
 
 # Maximum number of failed calls that a context remembers. A later call that uses the result of a
@@ -179,12 +188,19 @@ class Context:
 
         `shared`: whether the tensor is allowed to use the memory of `data`.
         """
-        self.reserve(len(data))   # if the data is too large, raise an error before the allocation
+        self.add(handle, self.received(meta, data, shared))
+
+    def received(self, meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
+        """Return a new tensor on the device with bytes as they crossed the link.
+
+        Raises OutOfMemory before memory is taken. `shared`: as in `upload`.
+        """
+        size = self.reserve(max(len(data), size_of(meta)))   # few bytes can be a large tensor
         try:
-            tensor = to_device(unpack(meta, data, shared), self.device)
+            whole = decoded(meta, data)
+            return to_device(unpack(meta, whole, shared or whole is not data), self.device)
         finally:
-            self.credit(len(data))
-        self.add(handle, tensor)
+            self.credit(size)
 
     def download(self, handle: int) -> tuple[Meta, memoryview]:
         """Return the meta and the bytes of a tensor, copied to the host."""

@@ -9,7 +9,7 @@ import torch
 from ..protocol.errors import RemoteError
 from ..protocol.operators import operator, resolve
 from ..protocol.record import SEEDING, Meta, Special
-from ..protocol.tensors import from_special, meta_of, pack, to_device, to_host, unpack
+from ..protocol.tensors import from_special, meta_of, pack, to_host
 from .context import Context
 from .plan import Kernel
 
@@ -67,7 +67,7 @@ class ContextExecutor:
 
     def upload(self, data: Any, meta: Meta) -> torch.Tensor:
         """Return a new tensor on the device with the bytes `data`."""
-        return to_device(unpack(meta, data), self.context.device)
+        return self.context.received(meta, data)
 
     def download(self, tensor: torch.Tensor) -> Any:
         """Return the meta and the bytes of a tensor."""

@@ -107,8 +107,7 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     """Return the tensor from which `pack` has made `meta` and `data`.
 
-    Bytes that are fewer than those of the tensor are encoded (`encoded`). Raises RemoteError if the
-    bytes do not fit the meta.
+    Raises RemoteError if the bytes do not fit the meta.
 
     `shared`: use the memory of `data`, which must be writable and have no other user. Otherwise
     copy the bytes.
@@ -117,11 +116,6 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
         raise RemoteError(f'a meta must describe a dense tensor, got {meta}')
     count = math.prod(meta.shape)
-    if len(data) < count * dtype.itemsize:
-        try:
-            data, shared = inlets.decode(data, count * dtype.itemsize).data, True
-        except inlets.CodecError as error:
-            raise RemoteError(f'{len(data)} bytes do not fit {meta}: {error}') from None
     if count * dtype.itemsize != len(data):
         raise RemoteError(f'{len(data)} bytes do not fit {meta}')
     if not count:
@@ -140,6 +134,20 @@ def encoded(meta: Meta, data: memoryview, to: inlets.Inlets) -> Any:
     shape = [meta.shape[axis] for axis in order]
     return to.encoded((meta.shape, meta.stride, meta.dtype),
                       np.frombuffer(data, inlets.UNSIGNED[item]), inlets.layout_of(shape))
+
+
+def decoded(meta: Meta, data: Any) -> Any:
+    """Return the bytes from which `encoded` has made `data`, which are more; else `data` itself.
+
+    Takes memory of some times `size_of(meta)`. Raises RemoteError if the data is damaged.
+    """
+    size = size_of(meta)
+    if len(data) >= size:
+        return data
+    try:
+        return inlets.decode(data, size).data
+    except inlets.CodecError as error:
+        raise RemoteError(f'{len(data)} bytes do not fit {meta}: {error}') from None
 
 
 def ordinary() -> Any:
