@@ -15,14 +15,13 @@ from typing import Any
 import rclpy
 from fleet_env.command import use_utf8
 from fleet_env.settings.fleet import ReachConfig
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from .ending import Interruption, end_with_launcher, ignore_signals, leave, limit_leaving
 from .environment import domain_of
 from .parameters import declared
-from .spinning import until_shut_down
+from .spinning import Executor, until_shut_down
 
 
 def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
@@ -148,7 +147,7 @@ def _end(code: int) -> int:
 def spin_until(nodes: Node | Sequence[Node], done: Callable[[], bool], interruption: Interruption,
                interrupt: Callable[[], None] = lambda: None) -> None:
     """Spin until ``done()`` is true; call ``interrupt`` at the first signal, stop at the second."""
-    executor = SingleThreadedExecutor()
+    executor = Executor()
     nodes = _listed(nodes)
     for node in nodes:
         executor.add_node(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -23,12 +24,18 @@ def until_shut_down(context: Context) -> Iterator[None]:
             raise
 
 
+class Executor(SingleThreadedExecutor):
+    """An executor whose constructor a signal may interrupt, without an error when it is deleted."""
+
+    _sigint_gc: Any = None    # read by `__del__`
+
+
 class Spinning:
     """Runs the callbacks of ``node`` until `close` or a shutdown of its context."""
 
     def __init__(self, node: Node) -> None:
         self._context = node.context
-        self._executor = SingleThreadedExecutor(context=node.context)
+        self._executor = Executor(context=node.context)
         self._executor.add_node(node)
         self._thread = threading.Thread(target=self._spin, name=node.get_name(), daemon=True)
         self._thread.start()

@@ -1,9 +1,10 @@
 """Callbacks run in parallel to the program until `close` returns, and never afterwards."""
 
+import gc
 import threading
 
 import pytest
-from fleet_ros.spinning import Spinning
+from fleet_ros.spinning import Executor, Spinning
 from rclpy.node import Node
 
 LIMIT = 30.0  # seconds after which a test fails
@@ -75,3 +76,17 @@ def test_spinning_can_be_closed_while_messages_arrive(node):
         spinning.close()
         assert not spinners()
         node.destroy_guard_condition(guard)
+
+
+def test_an_executor_whose_constructor_is_interrupted_is_deleted_without_an_error(monkeypatch):
+    monkeypatch.setattr('sys.unraisablehook', lambda error: failed.append(error.exc_value))
+    failed = []
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr('rclpy.executors.GuardCondition', interrupted)
+        Executor()
+    gc.collect()
+    assert not failed
+
+
+def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt

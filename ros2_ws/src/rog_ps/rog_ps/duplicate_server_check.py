@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rclpy.executors import SingleThreadedExecutor
+from fleet_ros.spinning import Executor
 from rclpy.node import Node
 from rog_core.errors import ConfigError, shown
 from rog_msgs.msg import FleetStatus
@@ -40,7 +40,7 @@ class DuplicateServerCheck:
 
         :raises ConfigError: there is another server.
         """
-        executor = SingleThreadedExecutor(context=self._node.context)
+        executor = Executor(context=self._node.context)
         executor.add_node(self._node)
         until = max(self._until, time.monotonic() + _LEAST)
         found = None

@@ -216,7 +216,7 @@ def judged(heard: list[Heard], fleet: FleetConfig | None, mine: str) -> Iterator
 def listen(network: ReachConfig, seconds: float) -> list[Heard]:
     """Receive the fleet's statuses for ``seconds`` seconds; return one entry per process."""
     import rclpy
-    from rclpy.executors import SingleThreadedExecutor
+    from fleet_ros.spinning import Executor
     from rclpy.signals import SignalHandlerOptions
     from rog_msgs.msg import FleetStatus, TrainingStatus
     from rog_ros import qos
@@ -245,7 +245,7 @@ def listen(network: ReachConfig, seconds: float) -> list[Heard]:
 
     node.create_subscription(FleetStatus, f'{network.namespace}/{SERVER}/fleet_status', on_fleet,
                              qos.STATUS)
-    executor = SingleThreadedExecutor()
+    executor = Executor()
     executor.add_node(node)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

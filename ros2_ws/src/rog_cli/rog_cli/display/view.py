@@ -19,7 +19,7 @@ from fleet_env.versions import LATEST, MODEL_FILE, MODELS, Versions
 from fleet_link.key import Key
 from fleet_ros.ending import Interruption
 from fleet_ros.reminder import Reminder
-from rclpy.executors import SingleThreadedExecutor
+from fleet_ros.spinning import Executor
 from rclpy.signals import SignalHandlerOptions
 from rich import box
 from rich.console import Console
@@ -63,7 +63,7 @@ class Monitor:
         self._order = Order(SILENT)
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(f'rog_status_{os.getpid()}')
-        self._executor = SingleThreadedExecutor()
+        self._executor = Executor()
         self._executor.add_node(self.node)
         self.state = FleetState(above, minutes, starting)
         self.unproved = False  # whether the last server status had no valid signature
