@@ -8,8 +8,8 @@ ROG_DATA_DIR has it, a rendered scene, and what layers of ResNet-50 give for a p
 `bench_bytes.py inference [--models M ...] [--rates MB/s ...] [--slowdown X]` prints, for each model
 and rate, the median seconds of an inference on a photograph: LOPInfer with the server alone and
 with shared plans, and an unmodified program under RRTO, each with tensors as they are (`raw`) and
-encoded, in turns. Robot and server have one thread each, the robot is slowed; the link is
-emulated, 2 ms each way.
+encoded, in turns; `robot_alone` is the sum of its operators. Robot and server have one thread each,
+the robot is slowed; the link is emulated, 2 ms each way.
 """
 
 import argparse
@@ -173,6 +173,7 @@ def inference_rows(options):
             profile = measure(trace(model, x), slowdown=options.slowdown)
             for rate in options.rates:
                 row = {'model': name, 'MB_per_s': rate,
+                       'robot_alone': round(float(profile.whole.sum()), 4),
                        'load': round(os.getloadavg()[0], 1)}
                 for what, raw in (('raw', True), ('encoded', False)):
                     row[what] = {**shared(model, x, rate, options, raw, profile,

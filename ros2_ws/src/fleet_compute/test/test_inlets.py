@@ -136,6 +136,7 @@ def clock(monkeypatch):
         return encode(codec, elements, layout)
     monkeypatch.setattr(inlets, 'encode', timed)
     monkeypatch.setattr(inlets.time, 'perf_counter', lambda: now[0])
+    speed['more'] = lambda seconds: now.__setitem__(0, now[0] + seconds)
     return speed
 
 
@@ -157,6 +158,20 @@ def test_a_codec_of_a_machine_that_was_busy_for_a_while_comes_back(clock):
     assert busy[-1] == 1 and busy.count(1) > 10    # long before codecs are compared again
     clock.update(dict.fromkeys(NAMES, 1e-9))
     assert sizes(inlet, inlets.AGAIN)[-1] < .2
+
+
+def test_the_first_call_of_a_process_does_not_count(clock, monkeypatch):
+    called = set()
+
+    def cold(codec, elements, layout):
+        data = timed(codec, elements, layout)
+        if codec not in called:
+            called.add(codec)
+            clock['more'](1e-7 * elements.nbytes)
+        return data
+    timed = inlets.encode
+    monkeypatch.setattr(inlets, 'encode', cold)
+    assert max(sizes(Inlet(), 5)) < .2
 
 
 def test_small_tensors_do_not_change_what_is_done_with_large_ones(clock):
