@@ -370,6 +370,9 @@ _DECODE: dict[int, Any] = {TABLE: _decode_table, PICTURE: _decode_picture, SPARS
 
 # -- the choice ------------------------------------------------------------------------------------
 
+_called: set[int] = set()     # the codecs that this process has used
+
+
 class Inlet:
     """Chooses the codec of one tensor that crosses a link again and again.
 
@@ -397,9 +400,9 @@ class Inlet:
         self._uses += 1
         if not self.codec:
             return raw
-        began = time.perf_counter()
+        began = time.thread_time()
         data = encode(self.codec, elements, layout)
-        took = (time.perf_counter() - began) / elements.nbytes
+        took = (time.thread_time() - began) / elements.nbytes
         former = self._seconds[self.codec]  # a machine that was busy for a moment counts little
         self._seconds[self.codec] += (min(took, 2 * former) - former) / 4
         if data is None:
@@ -421,21 +424,20 @@ class Inlet:
         part, own = _sample(elements, layout)
         self._rate, self.codec, self.expected, best = rate, 0, 1.0, WORTH / rate
         for codec in NAMES:
-            for _ in range(2):      # a first call can take a hundred times as long as the others
-                began = time.perf_counter()
-                data = encode(codec, part, own)
-                if data is None:
-                    break
-                took = (time.perf_counter() - began) / part.nbytes
-                # neither takes less than it must: the machine may have been busy, the part is small
-                self._seconds[codec] = min(took, self._seconds.get(codec, took))
-                ratio = len(data) / part.nbytes
-                seconds = self._lasts(codec, ratio, rate)
-                if seconds < best:
-                    self.codec, best, self.expected = codec, seconds, ratio
-                    break
-                if ratio / rate >= best:
-                    break
+            if codec not in _called:    # the first call of a process takes many times as long
+                _called.add(codec)
+                encode(codec, part, own)
+            began = time.thread_time()
+            data = encode(codec, part, own)
+            if data is None:
+                continue
+            took = (time.thread_time() - began) / part.nbytes
+            # neither takes less than it must: the machine may have been busy, the part is small
+            self._seconds[codec] = min(took, self._seconds.get(codec, took))
+            ratio = len(data) / part.nbytes
+            seconds = self._lasts(codec, ratio, rate)
+            if seconds < best:
+                self.codec, best, self.expected = codec, seconds, ratio
 
 
 class Inlets:
