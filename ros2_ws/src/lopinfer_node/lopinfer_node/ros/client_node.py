@@ -61,7 +61,8 @@ class ClientNode(Node):
             options=ClientOptions(
                 TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
                 s, link, recording=recording, slowdown=s.slowdown, access=s.security),
-            follow=s.followed(), within=lambda model: OfImages(model, s.mean, s.std)))
+            follow=s.followed(), within=lambda model: OfImages(
+                model, s.mean, s.std).to(self._device)))
         if self.shared.report is None:
             self._opened.close()
             raise ModelError(self.shared.reason)
