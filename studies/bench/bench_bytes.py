@@ -113,8 +113,8 @@ def timed(function, *arguments):
 
 def tensor_rows():
     for name, tensor in tensors():
-        elements = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().view(
-            inlets.UNSIGNED[tensor.dtype.itemsize])
+        elements = inlets.elements_of(tensor.contiguous().reshape(-1).view(torch.uint8).numpy(),
+                                      tensor.dtype.itemsize)
         inlet, layout = inlets.Inlet(), inlets.layout_of(tensor.shape)
         sent, encoding = timed(inlet.encoded, elements, layout, 4e6)
         coded = len(sent) < elements.nbytes

@@ -12,7 +12,7 @@ setup(
         ('share/' + package_name, ['package.xml']),
         ('lib/' + package_name, ['scripts/rrto_server', 'scripts/rrto_bridge']),
     ],
-    install_requires=['numpy', 'torch>=2.4'],
+    install_requires=['torch>=2.4'],
     extras_require={'test': ['pytest', 'hypothesis', 'safetensors', 'torchvision']},
     zip_safe=False,
     maintainer='The ROG founders',

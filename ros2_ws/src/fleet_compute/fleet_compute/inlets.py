@@ -93,6 +93,11 @@ def layout_of(shape: Sequence[int], channels_last: bool = False) -> Layout:
     return Layout(math.prod(shape[:-2]), 3 if shape[-3] == 3 else 1, shape[-1], False)
 
 
+def elements_of(data: Any, itemsize: int) -> NDArray[Any]:
+    """Return bytes as the unsigned integers that are encoded; one of 16 bytes is two of 8."""
+    return np.frombuffer(data, UNSIGNED[min(itemsize, 8)])
+
+
 def encode(codec: int, elements: NDArray[Any], layout: Layout) -> bytes | None:
     """Return the elements, (n,) unsigned integers, in fewer bytes; None if the codec cannot."""
     item, count = elements.itemsize, elements.size
@@ -359,7 +364,6 @@ def _decode_planes(reader: _Reader, item: int, count: int, layout: Layout) -> ND
     parts = [_unpacked(reader, count) for _ in range(item)]
     reader.end()
     return np.stack(parts, axis=1).reshape(-1).view(UNSIGNED[item])
-
 
 
 _ENCODE: dict[int, Any] = {TABLE: _encode_table, PICTURE: _encode_picture, SPARSE: _encode_sparse,

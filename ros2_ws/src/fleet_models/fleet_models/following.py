@@ -219,9 +219,10 @@ class Follower:
         try:
             with TRACING:
                 state = tensors_of(content, self._model)
-            self._try(state)
             found = math.nan
-            if self._check is not None:
+            if self._check is None:
+                self._try(state)
+            else:
                 found = checked(self._check, with_state(self._model, state))
             with self._changed:
                 if self._prepare is not None:   # it may close what it has prepared before

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-from fleet_compute.inlets import UNSIGNED, CodecError, Inlets, Layout, decode
+from fleet_compute.inlets import CodecError, Inlets, Layout, decode, elements_of
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, Transfer
@@ -161,7 +160,7 @@ class Execution:
             return data
         item, layout = self.run.layout(transfer)
         return self._inlets.encoded((self.route.plan, transfer),
-                                    np.frombuffer(data, UNSIGNED[item]), layout)
+                                    elements_of(data, item), layout)
 
     @property
     def done(self) -> bool:

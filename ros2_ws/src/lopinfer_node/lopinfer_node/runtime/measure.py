@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_compute.inlets import UNSIGNED, layout_of, share
+from fleet_compute.inlets import elements_of, layout_of, share
 
 from ..model.calls import Arithmetic
 from ..model.graph import Kind
@@ -80,9 +80,9 @@ def encoded_shares(traced: Traced) -> np.ndarray:
             if node.kind is Kind.OPERATOR or traced.example:
                 value = values[node.index]
                 elements = flat(value, made.format).cpu().view(torch.uint8).numpy()
-                item = min(value.dtype.itemsize, 8)
-                found[node.index] = share(elements.view(UNSIGNED[item]), layout_of(
-                    value.shape, made.format is not torch.contiguous_format), LINK)
+                found[node.index] = share(
+                    elements_of(elements, value.dtype.itemsize),
+                    layout_of(value.shape, made.format is not torch.contiguous_format), LINK)
             for source in node.inputs:
                 if last_use[source] == node.index:
                     values.pop(source, None)

@@ -63,19 +63,20 @@ class TablePlanner:
         nor a table, a first table comes from a short measurement, without the search of LOSS. In
         the plans of the first table each operator runs whole on one side.
         """
+        sent = encoded_shares(traced)
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
-            yield self._table(traced, own, fixed, per_share, first=True)
+            yield self._table(traced, own, fixed, per_share, sent, first=True)
         own = self.profile or measure(traced, slowdown=self.slowdown)
-        yield self._table(traced, own, fixed, per_share)
+        yield self._table(traced, own, fixed, per_share, sent)
 
     def _table(self, traced: Traced, own: Profile, fixed: np.ndarray, per_share: np.ndarray,
-               first: bool = False) -> PlannedTable:
+               sent: np.ndarray, first: bool = False) -> PlannedTable:
         graph = traced.graph
         if own.digest != graph.digest or len(fixed) != len(graph) or len(per_share) != len(graph):
             raise ProfileError(f'a profile does not belong to {traced.name}')
         costs = Costs(np.stack([own.fixed, fixed]), np.stack([own.per_share, per_share]),
-                      encoded_shares(traced))
+                      sent)
 
         def latency(plan: Plan, rate: float) -> float:
             return estimate(graph, plan, costs, self._link(rate), self.power).latency

@@ -104,9 +104,8 @@ class Program:
     def layouts(self) -> list[tuple[int, Layout]]:
         """The bytes of an element of each transfer, and how its elements lie in memory."""
         records = [self.traced.tape.records[t.node] for t in self.plan.transfers]
-        wide = [[2] if made.dtype is torch.complex128 else [] for made in records]   # two numbers
-        return [(min(made.dtype.itemsize, 8), layout_of(
-            self.shape(index) + wide[index], made.format is not torch.contiguous_format))
+        return [(made.dtype.itemsize, layout_of(
+            self.shape(index), made.format is not torch.contiguous_format))
             for index, made in enumerate(records)]
 
     def shape(self, transfer: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from fleet_compute import inlets
 from fleet_ros.device import uploaded
@@ -128,12 +127,11 @@ def encoded(meta: Meta, data: memoryview, to: inlets.Inlets) -> Any:
     """Return the bytes of a packed tensor as they cross the link; see `fleet_compute.inlets`."""
     if len(data) < inlets.LEAST:
         return data
-    dtype = DTYPES[meta.dtype]
-    item = min(dtype.itemsize, 8)
     order = sorted(range(len(meta.shape)), key=lambda axis: (-meta.stride[axis], axis))
     shape = [meta.shape[axis] for axis in order]
     return to.encoded((meta.shape, meta.stride, meta.dtype),
-                      np.frombuffer(data, inlets.UNSIGNED[item]), inlets.layout_of(shape))
+                      inlets.elements_of(data, DTYPES[meta.dtype].itemsize),
+                      inlets.layout_of(shape))
 
 
 def decoded(meta: Meta, data: Any) -> Any:
