@@ -36,7 +36,7 @@ from rrto_msgs import msg, srv
 from ..execution.weights import Weights
 from ..protocol import qos
 from ..protocol.convert import to_ros
-from ..protocol.discovery import wait_for_servers
+from ..protocol.discovery import servers, wait_for_servers
 from ..protocol.errors import ConfigError
 from ..protocol.messages import OpenRequest, SendAck
 from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
@@ -210,11 +210,13 @@ class Server:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         try:
-            # during this wait, the fork server loads PyTorch
-            if name in wait_for_servers(node, wanted=name):
+            # The fork server loads PyTorch meanwhile. On a busy machine that takes longer, and so
+            # does the discovery of another server: look again when it has ended.
+            named = name in wait_for_servers(node, wanted=name)
+            facts = {} if named else self._fork_server.ready()
+            if named or name in servers(node):
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
-            facts = self._fork_server.ready()
         except ConfigError:
             self._end()
             raise
