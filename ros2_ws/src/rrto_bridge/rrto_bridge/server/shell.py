@@ -404,6 +404,9 @@ class Server:
             message.memory = [program.status.used for program in self._programs.values()]
         message.weights = self._weights.used
         self._status.publish(message)
+        if self.node.count_publishers(self._status.topic_name) > 1:   # found late, as on a bad link
+            self.node.get_logger().error(f'there are two servers {self.name!r}: end one of them',
+                                         throttle_duration_sec=5.0)
 
 
 def _folder() -> tuple[Path, IO[str]]:
