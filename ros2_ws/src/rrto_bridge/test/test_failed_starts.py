@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fleet_msgs.msg import FrameAck
+from fleet_ros import ending
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT
 from processes import Domain, children
@@ -22,7 +23,7 @@ from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
-from rrto_bridge.server import shell
+from rrto_bridge.server import fork_server, shell
 from rrto_bridge.server.parameters import ServerSettings
 from rrto_bridge.server.shared_status import SharedStatus
 from rrto_msgs import srv
@@ -51,7 +52,7 @@ class NoProcesses:
             # in another thread, because the caller holds the lock that `ended` needs
             threading.Thread(target=self.ended, args=(program, 1, WHY)).start()
 
-    def close(self):
+    def close(self, seconds):
         pass
 
 
@@ -219,7 +220,7 @@ def test_a_server_that_cannot_start_gives_the_reason(wrong, tmp_path, monkeypatc
         with pytest.raises(ConfigError, match=UNREADY[wrong]):
             process.ready()
     finally:
-        process.close()
+        process.close(0.0)
 
 
 def test_a_server_that_cannot_start_the_fork_server_says_so_and_deletes_its_folder(
@@ -275,6 +276,11 @@ def test_a_fork_server_that_cannot_start_a_process_says_so_and_continues(tmp_pat
         assert hear() == {'ended': 'b', 'status': 1}
         ours.close()
         process.communicate(timeout=LIMIT)
+
+
+def test_a_server_waits_for_its_fork_server_until_that_has_ended_the_programs_processes():
+    """A fork server that is killed leaves processes behind on the ROS graph."""
+    assert fork_server.ORDERLY < shell.ENDS < ending.LEAVING - 2 * shell.FAREWELL
 
 
 HANGS = """

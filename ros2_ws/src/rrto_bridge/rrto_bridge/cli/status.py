@@ -9,7 +9,7 @@ from typing import Any
 from fleet_ros.ending import limit_leaving
 from fleet_ros.network_options import add_network_options, join_network
 
-SECONDS = 2.0   # time in seconds for which the command collects statuses
+SECONDS = 1.0   # time in seconds for which the command waits for further servers
 
 
 def add_parser(verbs: Any) -> None:
@@ -28,19 +28,21 @@ def call(options: Any) -> int:
     from rrto_msgs import msg
 
     from ..protocol import qos
-    from ..protocol.discovery import servers
+    from ..protocol.discovery import LIMIT, servers
     # Do not install rclpy's signal handlers: with them, Ctrl+C would raise rclpy's own error below.
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     node = Node('rrto_status')
     heard: dict[str, Any] = {}
     known: set[str] = set()
-    end = time.monotonic() + SECONDS
+    end, alone = time.monotonic() + LIMIT, True
     while time.monotonic() < end:
         for name in set(servers(node)) - known:
             known.add(name)
             node.create_subscription(msg.ServerStatus, f'/rrto/{name}/status',
                                      partial(heard.__setitem__, name), qos.STATUS)
         rclpy.spin_once(node, timeout_sec=0.1)
+        if alone and heard:
+            end, alone = time.monotonic() + SECONDS, False
     for status in heard.values():
         print(f'{status.server}: {status.device}, busy {status.busy:.0%}, '
               f'{status.messages} messages, {status.weights / 2**20:.0f} MiB of weights kept')

@@ -64,7 +64,7 @@ LINGER = 0.0005  # minimum time in seconds between two messages while the progra
 TURN = 30.0  # time in seconds within which the server must have started a process for the program
 # Maximum number of requests to open a session. The program waits at most 2 * `LIMIT` seconds for
 # the answers to all of them together.
-ASKED = 4
+ASKED = 6
 # seconds to wait after the server has ended: the same Ctrl+C may also end this program
 GRACE = 0.5
 LOOK = 2.0            # seconds between searches for a server, after the server was lost

@@ -11,7 +11,7 @@ from rclpy.node import Node
 from .errors import ConfigError
 from .names import graph_name
 
-LIMIT = 3.0   # seconds within which a running server is discovered
+LIMIT = 5.0   # seconds within which a running server is discovered
 
 
 def servers(node: Node) -> list[str]:
@@ -41,16 +41,16 @@ def first_of(node: Node, goes_on: Callable[[], bool], own: str) -> str:
     """Return the server that is seen first: the `own`, which is starting, or another one.
 
     A server that runs already is seen before one that is starting, however busy the machine is, so
-    there is no other limit. Return '' if `goes_on` is False before.
+    there is no other limit. Return '' if none is seen when `goes_on` has become False.
     """
-    while goes_on():
+    while True:
+        last = not goes_on()
         names = servers(node)
         if own in names:
             return own
-        if names:
-            return names[0]
+        if names or last:
+            return names[0] if names else ''
         time.sleep(0.02)
-    return ''
 
 
 def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str = '') -> str:

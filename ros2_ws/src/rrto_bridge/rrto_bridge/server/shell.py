@@ -43,9 +43,11 @@ from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
 from .parameters import ServerSettings
 from .shared_status import SharedStatus
 
-# Maximum time in seconds of each wait at the end of the server: first until DDS has found all
-# programs, to tell them about the end, then until the fork server has ended.
+# Maximum time in seconds until DDS has found all programs, to tell them about the server's end.
 FAREWELL = 1.0
+# Maximum time in seconds until the fork server has ended. It is longer than the time that the fork
+# server gives the programs' processes (`fork_server.ORDERLY`), also on a busy machine.
+ENDS = 5.0
 TOLD = 3          # how often the server tells each program about its own end
 START = 300.0     # maximum time in seconds to load PyTorch; long enough for a busy machine
 MEMORY = '/dev/shm'
@@ -96,7 +98,7 @@ class ForkServerProcess:
     def _end(self) -> str:
         """Describe how the fork server, which has closed its socket, has ended."""
         try:
-            code = self._process.wait(FAREWELL)
+            code = self._process.wait(ENDS)
         except subprocess.TimeoutExpired:
             return 'does not end'
         return how_it_ended(code) + '; see its output above' * (code > 0)
@@ -139,12 +141,12 @@ class ForkServerProcess:
         with contextlib.suppress(OSError):
             self._link.send(json.dumps(fields).encode())
 
-    def close(self) -> None:
-        """End the fork server, and with it all programs' processes."""
+    def close(self, seconds: float) -> None:
+        """End the fork server, and with it all programs' processes; kill it after ``seconds``."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         try:
-            self._process.wait(FAREWELL)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             # A process that hangs in the kernel does not end even after kill.
@@ -218,7 +220,7 @@ class Server:
                 raise ConfigError(f'a server {name!r} exists in this DDS domain: choose another '
                                   'name')
         except ConfigError:
-            self._end()
+            self._end(0.0)   # there are no programs yet
             raise
         self.device = facts['device']
         self.machine = ServerMachine(settings)
@@ -272,8 +274,8 @@ class Server:
         self._alarm.close()
         self._end()
 
-    def _end(self) -> None:
-        self._fork_server.close()
+    def _end(self, seconds: float = ENDS) -> None:
+        self._fork_server.close(seconds)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- events ----------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ class Server:
                 self.node.get_logger().error('the process that starts the programs\' processes has '
                                              'ended; starting another one')
                 self._act(self.machine.close('the processes of the server have ended'))
-                self._fork_server.close()
+                self._fork_server.close(ENDS)
                 fork_server = ForkServerProcess(self.name, self.folder, self.settings)
                 self._fork_server = fork_server
             fork_server.ready()
