@@ -37,6 +37,7 @@ from ..runtime.planner import TablePlanner
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
 # maximum seconds until a server is ready: it loads and measures the model, and accepts plans
 START = 120.0
+END = 30.0          # seconds after which a server that was told to end is killed
 WARM_UP = 2         # number of requests at the start that are not measured
 DEVICE_ONLY = 'device-only'
 
@@ -105,7 +106,11 @@ class Rig:
     def __exit__(self, *error: object) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10.0)
+            try:
+                self._process.wait(END)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         if self._temporary is not None:
             self._temporary.cleanup()
 
