@@ -14,8 +14,10 @@ import torch
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import LinkConfig
 from fleet_env.settings.fleet_file import link_trace
+from fleet_env.versions import Versions
 from fleet_link.key import new_key, write_key
-from fleet_models import Follower, FollowOptions, follow, following, offer
+from fleet_models import Follower, FollowOptions, follow, following, offer, standing
+from fleet_models.errors import FollowError
 from fleet_testing import LIMIT, eventually
 from offering import Offering
 
@@ -384,6 +386,15 @@ def test_a_version_that_was_prepared_is_taken_although_the_next_is_here(
         assert fleet.ready.prepared == 1 and len(prepared) == 1
         fleet.taken(fleet.ready)
         assert fleet.wait(LIMIT) and fleet.ready.prepared == 2
+
+
+def test_a_server_that_was_there_before_but_is_seen_late_is_given_way(made, tmp_path, monkeypatch):
+    made(tmp_path)
+    monkeypatch.setattr(standing, 'OTHERS', 0.0)
+    monkeypatch.setattr(standing, 'YOUNG', LIMIT)
+    with standing.Standing('/rog', Versions(tmp_path), None, print) as late, \
+            pytest.raises(FollowError, match='at /rog offers a model already'):
+        late.run()
 
 
 @pytest.mark.parametrize('margin', [-.1, 1.5])
