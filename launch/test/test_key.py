@@ -189,7 +189,7 @@ def test_only_who_has_the_fleets_key_controls_it(fleet, keys):
                                 (Stop, 'stop', Stop.Request())):
         answer = _call(fleet, kind, f'/rog/{name}', request)
         assert not answer.success and 'the server has a key' in answer.message
-    refused = rog(fleet, 'sync', 'bsp', '--timeout', '3', '--key', str(keys / 'other.key'))
+    refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'other.key'))
     assert refused.returncode == 2 and 'is not proved by this key' in refused.stderr
     refused = rog(fleet, 'sync', 'bsp', '--key', str(keys / 'robot1.key'))
     assert refused.returncode == 2 and "needs the fleet's own" in refused.stderr

@@ -4,9 +4,13 @@ testing/test_documents.py runs `lopinfer demo`, which starts processes.
 """
 
 import json
+import signal
 from argparse import ArgumentTypeError
 
 import pytest
+import torch
+from fleet_testing import eventually
+from lopinfer_node.cli import rig
 from lopinfer_node.cli.choice import bandwidths
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ProfileError
@@ -27,7 +31,6 @@ def profile(tmp_path_factory):
 
 
 def test_a_profile_is_one_of_the_model(profile):
-    import torch
     graph = trace(small().eval(), torch.zeros(1, 3, 32, 40)).graph
     found = Profile.load(profile)
     found.check(graph)
@@ -36,7 +39,6 @@ def test_a_profile_is_one_of_the_model(profile):
 
 @pytest.mark.long
 def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp_path, capsys):
-    import torch
     out, picture = tmp_path / 'plans.json', tmp_path / 'plan.png'
     assert main(['plan', *MODEL, '--profile', str(profile), '--bandwidth', '0:4:2', '--out',
                  str(out), '--plot', str(picture)]) == 0
@@ -130,6 +132,19 @@ def test_bad_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2 and 'error:' in capsys.readouterr().err
+
+
+def test_a_server_of_the_demo_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(rig, 'END', 0.1)
+    monkeypatch.setattr(rig, 'SERVER', f"""
+import pathlib, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({str(tmp_path / 'deaf')!r}).touch()
+signal.pause()
+""")
+    with rig.Rig(torch.nn.Identity(), torch.ones(1), rate=None) as made:
+        eventually((tmp_path / 'deaf').exists)
+    assert made._process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize('verb', ['compare', 'demo'])
