@@ -20,6 +20,7 @@ from lopinfer_node import qos
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.convert import to_ros
+from lopinfer_node.runtime.choice import PlanChoice
 from lopinfer_node.runtime.client import OPENING, CallOpen
 from lopinfer_node.runtime.wire import Piece
 from rclpy.context import Context
@@ -271,11 +272,12 @@ def test_off_this_machine_nothing_starts_without_a_key_or_consent(tmp_path, monk
         pass
 
 
-def test_a_robot_that_opens_its_model_again_goes_on_in_its_session(keys, tmp_path):
+def test_a_robot_that_opens_its_model_again_goes_on_in_its_session(keys, tmp_path, monkeypatch):
     """After an outage a robot opens its model again, and the server may not have noticed anything.
 
     What both sides say goes on to be numbered, so nothing looks repeated.
     """
+    monkeypatch.setattr(PlanChoice, 'patience', lambda *_: LIMIT)
     model, x = Small().eval(), torch.rand(SHAPE)
     with server_here(tmp_path, access=keys['fleet']) as server, \
             shared_by(keys['robot1'], model, x) as shared:

@@ -38,7 +38,7 @@ from lopinfer_node.ros import client_shell, server_shell
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.server_shell import Server, ServerOptions
 from lopinfer_node.runtime import client
-from lopinfer_node.runtime.choice import PlannedTable
+from lopinfer_node.runtime.choice import PlanChoice, PlannedTable
 from lopinfer_node.runtime.program import Program
 from lopinfer_node.runtime.recording import Recording
 from lopinfer_node.runtime.server import PreparePlans
@@ -60,6 +60,15 @@ NODE = 'import sys; from lopinfer_node.nodes import {0}_main; sys.exit({0}_main(
 def domain(monkeypatch):
     """Set a DDS domain that only this test uses."""
     monkeypatch.setenv('ROS_DOMAIN_ID', str(free_domain()))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Let requests wait long, so that none ends because this machine is busy.
+
+    test_client.py tests how long they wait.
+    """
+    monkeypatch.setattr(PlanChoice, 'patience', lambda *_: 4.0)
 
 
 @pytest.fixture
