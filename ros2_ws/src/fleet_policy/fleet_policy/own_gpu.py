@@ -76,6 +76,7 @@ class OwnGpu:
     def use(self, model: torch.nn.Module) -> None:
         """Compute with another model from now on, as with the first."""
         self._model = model
+        self._took.clear()
         if self.computes:
             try:
                 if error := self._ask(model, READY)[1]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -61,6 +62,26 @@ def test_a_process_that_is_stopped_is_given_up_and_this_one_computes(start, pixe
     with torch.no_grad():
         torch.testing.assert_close(network(*inputs), model(*inputs))
     assert not network.computes and 'it gave no answer within' in said[0]
+
+
+class Compiles(Net):
+    """A model whose first inference takes longer than the patience."""
+
+    warm = False
+
+    def forward(self, image, state):
+        time.sleep(0.0 if self.warm else 1.2)
+        self.warm = True
+        return super().forward(image, state)
+
+
+def test_the_first_inference_of_each_model_may_take_longer(start):
+    first, second = Net().eval(), Compiles().eval()
+    network, said = start(first)
+    close(network, first)
+    network.use(second)
+    close(network, second)
+    assert network.computes, said
 
 
 def test_a_device_that_does_not_exist_leaves_the_model_here(start):
