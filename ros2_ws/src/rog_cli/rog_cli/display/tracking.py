@@ -45,7 +45,9 @@ from fleet_env.records.events import (
 from rog_core.errors import shown
 
 EVERY = 1.0    # seconds between two readings of a record that is being written
-ENDING = 10    # seconds that a tracker may take for the rest when the run is over
+# Seconds that a tracker may take for the rest when the run is over; long enough on a busy machine,
+# where its process waits for all others.
+ENDING = 30
 BATCH = 1000   # most metrics that MLflow takes at once
 MARK = 'rog.json'  # how much of the record a folder of TensorBoard has
 SERVER = 'server'  # name of the curve of the server's model
