@@ -22,14 +22,15 @@ from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ORDERLY = 2.5  # seconds that a process has for an orderly end after the first signal
-LAST = 1.5     # seconds between the second signal and the kill
+# Seconds between the second signal and the kill. A server may write its checkpoint meanwhile, which
+# takes long on a busy machine or a slow disk.
+LAST = 5.0
 LAUNCHER = 'FLEET_LAUNCHER'  # environment variable with the process id of the launcher
 
 # If a signal is repeated within this time in seconds, it does not count as a second
 # signal. The reason is that after Ctrl+C a process receives SIGINT from the terminal and
 # again from `ros2 launch`.
 _SAME = 0.5
-_BOUND = 5     # seconds after which the kernel ends a process that should have ended at once
 LEAVING = 10.0  # seconds that a node's process has to leave the ROS graph
 _PR_SET_PDEATHSIG = 1
 _parent = 0    # process id of the parent; 0 without a launcher
@@ -80,7 +81,7 @@ class Interruption:
             _silence()
         if alone or now - self._first.setdefault(number, now) > _SAME:
             self.at_once = True
-            _end_within(_BOUND)
+            _end_within(LAST)
         if self._raises:
             raise KeyboardInterrupt
 

@@ -81,6 +81,24 @@ def test_a_node_that_hangs_while_it_is_destroyed_is_ended():
     assert ended.returncode == -signal.SIGALRM
 
 
+TWICE = """
+import os, signal
+from fleet_ros import ending
+
+ending._SAME = 0.0
+interruption = ending.Interruption()
+for _ in range(2):
+    os.kill(os.getpid(), signal.SIGTERM)
+print(interruption.at_once, 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= ending.LAST)
+"""
+
+
+def test_a_process_that_must_end_at_once_has_the_time_that_its_launcher_gives_it():
+    done = subprocess.run([sys.executable, '-c', TWICE], env=environment(free_domain()),
+                          capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.stdout == 'True True\n', done.stderr
+
+
 LIMITS = """
 import signal
 from fleet_ros.ending import LEAVING, limit_leaving
