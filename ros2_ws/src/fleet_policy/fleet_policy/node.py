@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fleet_compute.pictures import same
 from fleet_models import Follower, Replacing
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
@@ -150,8 +151,8 @@ class PolicyNode(ManagedNode):
             options = ClientOptions(planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
                                     access=s.security)
             self._shared = self.held.enter_context(offload(
-                model, example=tuple(x.to(device) for x in inputs), robot=robot, options=options,
-                follow=follow))
+                model, example=tuple(same(x, x.to(device)) for x in inputs), robot=robot,
+                options=options, follow=follow))
             network, where = by_lopinfer(self._shared)
             shared = on_device(network, device)
             if isinstance(self._shared, FollowedModel):

@@ -14,7 +14,7 @@ from fleet_policy.actions import Writer
 from fleet_policy.contract import make_contract, read_contract
 from fleet_policy.core.machine import ACT, HOLD, NOTHING, STOP, Command
 from fleet_policy.errors import ContractError, DataFault
-from fleet_policy.observer import Observer, batch_of, blank, image
+from fleet_policy.observer import Observer, batch_of, image, usual
 from fleet_policy.sources import made_up
 from policies import CONTRACT
 from sensor_msgs.msg import CompressedImage, Image, JointState
@@ -42,7 +42,7 @@ def changed(**at):
 def test_a_contract_states_shapes_and_usual_fields():
     contract = make_contract(CONTRACT)
     assert contract.size == 4 and contract.rate == 20.0
-    assert {name: tuple(x.shape) for name, x in blank(contract).items()} == {
+    assert {name: tuple(x.shape) for name, x in usual(contract).items()} == {
         'top': (1, 3, 24, 32), 'state': (1, 3)}
     assert contract.observations['state'].field == 'position'
     assert contract.actions['arm'].field == 'data'

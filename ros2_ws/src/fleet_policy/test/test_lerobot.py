@@ -17,7 +17,7 @@ from fleet_env.weights import state_bytes
 from fleet_policy.adapters import LeRobotPolicy
 from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError
-from fleet_policy.observer import blank
+from fleet_policy.observer import usual
 from fleet_policy.policy import chunk_of, inputs_of
 from lopinfer_node.model.traced import trace
 from rog_tasks.errors import TaskError
@@ -217,7 +217,7 @@ def _other(folder):
 
 def test_lopinfer_can_share_it(saved):
     mine = LeRobotPolicy(str(saved[0]), CONTRACT)
-    inputs = inputs_of(mine, blank(CONTRACT), None, 2)
+    inputs = inputs_of(mine, usual(CONTRACT), None, 2)
     assert len(trace(mine.model().eval(), *inputs).graph) > 50
 
 

@@ -37,6 +37,7 @@ from .wire import (
     NO_PLAN,
     NOT_OPEN,
     OK,
+    PIXELS,
     PROBE,
     PROBE_PIECES,
     Ack,
@@ -205,6 +206,7 @@ class ClientMachine:
         if reply.incarnation != self._server:
             self._server = reply.incarnation
             self._arrivals = Arrivals()
+            self.inlets.files = True
         if reply.planned and self.table.plans:
             self._check(now, 'no answer yet')
             return self.on_time(now)
@@ -461,6 +463,7 @@ class ClientMachine:
             self.dropped['corrupt'] += 1
             return []
         self._heard = now
+        self.inlets.files &= ack.status != PIXELS
         if 0 < ack.rate < math.inf:
             self.down = ack.rate
         if 0 < ack.wait < math.inf and self._request is not None \
