@@ -140,11 +140,10 @@ def test_the_loss_is_that_of_lerobot(task, saved):
     assert 0 < there.sum() < there.numel()
     torch.manual_seed(5)
     got = made.loss(model, (inputs, actions, there))
-    ready = before({'action': actions, 'observation.state': torch.zeros(len(actions), 3)})
+    ready = before({'action': actions, 'observation.images.top': inputs[0] / 255,
+                    'observation.state': inputs[1]})
     torch.manual_seed(5)
-    want, _ = copy.deepcopy(policy).train()({
-        'observation.images.top': inputs[0], 'observation.state': inputs[1],
-        'action': ready['action'], 'action_is_pad': there[..., 0] == 0})
+    want, _ = copy.deepcopy(policy).train()({**ready, 'action_is_pad': there[..., 0] == 0})
     torch.testing.assert_close(got, want)
     assert try_out(task(), task().model()).odd == ()
     with pytest.raises(TaskError, match='must give actions that can be differentiated, or have a'):
