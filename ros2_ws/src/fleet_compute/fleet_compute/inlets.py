@@ -1,4 +1,4 @@
-"""Lossless codecs for the tensors that cross a link, and the choice among them.
+"""Codecs for the tensors that cross a link, and the choice among them.
 
 A codec works on a tensor's elements in the order of memory, as unsigned integers of the same size,
 so every bit comes back: the payload of a NaN, the sign of a zero. What is encoded says how
@@ -11,6 +11,7 @@ as they are, and their number of bytes says that they are.
 - `sparse`: many zeros, such as after a ReLU: a bit for each element, and the others as `planes`.
 - `planes`: bytes of the same significance together, ZSTD where it helps.
 - `file`: a picture, by the file of which both sides decode it (`pictures`).
+- `rounded`: not lossless, and only by request: float32 as bfloat16, each within 2^-8 of its value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from .pictures import File
 
-TABLE, PICTURE, SPARSE, PLANES, FILE = 1, 2, 3, 4, 5
+TABLE, PICTURE, SPARSE, PLANES, FILE, ROUNDED = 1, 2, 3, 4, 5, 6
 # those that encode any elements
 NAMES = {TABLE: 'table', PICTURE: 'picture', SPARSE: 'sparse', PLANES: 'planes'}
 
@@ -110,15 +111,18 @@ def elements_of(data: Any, itemsize: int) -> NDArray[Any]:
 
 def encode(codec: int, elements: NDArray[Any], layout: Layout) -> bytes | None:
     """Return the elements, (n,) unsigned integers, in fewer bytes; None if the codec cannot."""
-    item, count = elements.itemsize, elements.size
     body = None
     if elements.nbytes >= LEAST and _fits(elements, layout):
         body = _ENCODE[codec](elements, layout)
     if body is None:
         return None
-    whole = b''.join([_HEADER.pack(codec, item, layout.mixed, layout.planes, layout.colours,
-                                   layout.width, count), *body])
+    whole = b''.join([_header(codec, elements, layout), *body])
     return whole if len(whole) < elements.nbytes else None
+
+
+def _header(codec: int, elements: NDArray[Any], layout: Layout) -> bytes:
+    return _HEADER.pack(codec, elements.itemsize, layout.mixed, layout.planes, layout.colours,
+                        layout.width, elements.size)
 
 
 def _fits(elements: NDArray[Any], layout: Layout) -> bool:
@@ -387,8 +391,8 @@ def _decode_planes(reader: _Reader, item: int, count: int, layout: Layout) -> ND
 
 def _of_file(file: File, elements: NDArray[Any], layout: Layout) -> bytes | None:
     """Return what stands for the elements of a picture; None if it would not be shorter."""
-    facts = _HEADER.pack(FILE, 1, layout.mixed, file.channels, file.channels, file.columns,
-                         elements.size)
+    facts = _header(FILE, elements, Layout(file.channels, file.channels, file.columns,
+                                           layout.mixed))
     whole = b''.join([facts, _COUNT.pack(zlib.crc32(elements.data)), file.body])
     return whole if len(whole) < elements.nbytes else None
 
@@ -407,10 +411,28 @@ def _decode_file(reader: _Reader, item: int, count: int, layout: Layout) -> NDAr
     return pixels.reshape(-1)
 
 
+# -- rounded ---------------------------------------------------------------------------------------
+
+def _rounded(elements: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    """Return the bfloat16 that are nearest to float32, both as integers; of two, the even one."""
+    up = elements + (np.uint32(0x7FFF) + ((elements >> np.uint32(16)) & np.uint32(1)))
+    nan = (elements & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    up[nan] = elements[nan] | np.uint32(0x400000)       # stays NaN, whatever its payload is
+    return (up >> np.uint32(16)).astype(np.uint16)
+
+
+def _decode_rounded(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[Any]:
+    data = reader.rest()
+    if item != 4:
+        raise CodecError(f'rounded elements must have 4 bytes, got {item}')
+    half = np.frombuffer(data, np.uint8) if len(data) == 2 * count else decode(data, 2 * count)
+    return half.view(np.uint16).astype(np.uint32) << np.uint32(16)
+
+
 _ENCODE: dict[int, Any] = {TABLE: _encode_table, PICTURE: _encode_picture, SPARSE: _encode_sparse,
                            PLANES: _encode_planes}
 _DECODE: dict[int, Any] = {TABLE: _decode_table, PICTURE: _decode_picture, SPARSE: _decode_sparse,
-                           PLANES: _decode_planes, FILE: _decode_file}
+                           PLANES: _decode_planes, FILE: _decode_file, ROUNDED: _decode_rounded}
 
 
 # -- the choice ------------------------------------------------------------------------------------
@@ -501,22 +523,29 @@ class Inlets:
     """The inlets of all tensors that cross one link in one direction, by any key.
 
     :param rate: returns the rate of the link in bytes/s.
+    :param rounded: whether float32 may be rounded, see `ROUNDED`.
 
     ``files``: whether the other side decodes files to the same pixels.
     """
 
-    def __init__(self, rate: Callable[[], float]) -> None:
-        self._rate = rate
+    def __init__(self, rate: Callable[[], float], rounded: bool = False) -> None:
+        self._rate, self._rounded = rate, rounded
         self.files = True
         self._inlets: OrderedDict[Hashable, Inlet] = OrderedDict()
 
     def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout,
-                file: File | None = None) -> Buffer:
-        """Return the elements of one tensor as they are sent; see `Inlet.encoded`."""
+                file: File | None = None, floats: bool = False) -> Buffer:
+        """Return the elements of one tensor as they are sent; see `Inlet.encoded`.
+
+        ``floats``: whether they are float32.
+        """
         inlet = self._inlets.setdefault(key, Inlet())
         self._inlets.move_to_end(key)
         if len(self._inlets) > MOST:
             self._inlets.popitem(last=False)
+        if floats and self._rounded and elements.nbytes >= LEAST:
+            return _header(ROUNDED, elements, layout) + inlet.encoded(
+                _rounded(elements), layout, self._rate())
         return inlet.encoded(elements, layout, self._rate(), file if self.files else None)
 
 

@@ -452,6 +452,7 @@ class Client:
             message = msg.InferenceStatus(
                 model=self.traced.name, state=machine.state,
                 reason=machine.reason or machine.alone,
+                precision=self.options.settings.precision,
                 requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
                 dropped=sum(machine.dropped.values()), bin=report.bin,
                 bandwidth=link.rate * 8e-6 if link.known else math.nan,

@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import fleet_env.settings.base
 import numpy as np
@@ -91,7 +92,15 @@ class CallSetPlans:
 Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
 
 
-class Settings(fleet_env.settings.base.Settings):
+class PrecisionSettings(fleet_env.settings.base.Settings):
+    """The setting of what the robot sends."""
+
+    precision: Literal['exact', 'bfloat16'] = setting(
+        'exact', 'exact: what the robot sends arrives bit for bit; bfloat16: its float32 tensors '
+                 'are rounded to half the bytes, each element within 0.4 % of its value')
+
+
+class Settings(PrecisionSettings):
     """Settings of the protocol that users can change.
 
     ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the
@@ -158,7 +167,7 @@ class ClientMachine:
         self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.inlets = Inlets(lambda: self.outbox.link.rate)
+        self.inlets = Inlets(lambda: self.outbox.link.rate, self.settings.precision != 'exact')
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
         self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request

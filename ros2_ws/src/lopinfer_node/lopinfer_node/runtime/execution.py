@@ -28,12 +28,13 @@ from .wire import Buffer, Inbox, Piece
 class Form(NamedTuple):
     """What a transfer consists of.
 
-    ``item``: bytes of an element. ``layout``: how the elements lie in memory. ``file``: of the
-    picture that they are; None if they are of none.
+    ``item``: bytes of an element. ``layout``: how the elements lie in memory. ``floats``: whether
+    they are float32. ``file``: of the picture that they are; None if they are of none.
     """
 
     item: int
     layout: Layout
+    floats: bool = False
     file: File | None = None
 
 
@@ -182,7 +183,7 @@ class Execution:
             return data
         form = self.run.form(transfer)
         return self._inlets.encoded((self.route.plan, transfer), elements_of(data, form.item),
-                                    form.layout, form.file)
+                                    form.layout, form.file, form.floats)
 
     @property
     def done(self) -> bool:

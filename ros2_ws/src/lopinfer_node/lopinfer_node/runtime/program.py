@@ -107,8 +107,8 @@ class Program:
         """What each transfer consists of."""
         records = [self.traced.tape.records[t.node] for t in self.plan.transfers]
         return [Form(made.dtype.itemsize, layout_of(
-            self.shape(index), made.format is not torch.contiguous_format))
-            for index, made in enumerate(records)]
+            self.shape(index), made.format is not torch.contiguous_format),
+            made.dtype is torch.float32) for index, made in enumerate(records)]
 
     def shape(self, transfer: int) -> list[int]:
         """Return the shape of the part of a tensor that a transfer carries."""

@@ -1,4 +1,4 @@
-"""Tests of inputs that cross the link as the file of a camera, and not as pixels."""
+"""Tests of what the robot sends instead of its tensors: the files of pictures, rounded numbers."""
 
 import io
 
@@ -13,6 +13,7 @@ from lopinfer_node.errors import RemoteError
 from lopinfer_node.model.pictures import MEAN, STD, OfImages
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.client import ClientMachine, Settings
 from lopinfer_node.runtime.execution import Execution
 from lopinfer_node.runtime.measure import encoded_shares
 from lopinfer_node.runtime.outbox import Outbox, Route
@@ -109,3 +110,16 @@ def test_plans_count_the_bytes_of_the_file():
         traced.example = [x]
         shares.append(encoded_shares(traced)[0])
     assert shares[1] < shares[0] / 2
+
+
+def test_what_the_robot_sends_is_rounded_by_request():
+    traced, x = trace(torch.nn.Linear(300, 4).eval(), torch.zeros(2, 300)), torch.randn(2, 300)
+    plan, sizes = Plan.server_only(traced.graph), []
+    program = Program(traced, plan, DEVICE)
+    for precision in ('exact', 'bfloat16'):
+        machine = ClientMachine(1, Settings(precision=precision))
+        robot = Execution(DEVICE, Route(1, 2, 0), program.steps, plan.transfers,
+                          program.start([x]), machine.inlets)
+        (_, data), = sent(robot)
+        sizes.append(len(data))
+    assert x.nbytes // 2 + 24 < sizes[0] <= x.nbytes and sizes[1] <= x.nbytes // 2 + 24
