@@ -566,6 +566,21 @@ def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layou
     return np.ascontiguousarray(rows[..., begin:begin + number, :]).reshape(-1), layout
 
 
+def shortened(data: Buffer) -> Buffer:
+    """Return bytes, such as those of weights, in fewer ones if they look like float32."""
+    found = None if len(data) % 4 else encode(PLANES, elements_of(data, 4), Layout(
+        1, 1, max(1, len(data) // 4), False))
+    return data if found is None else found
+
+
+def lengthened(data: Buffer, nbytes: int) -> Buffer:
+    """Return the ``nbytes`` bytes of which `shortened` has made these.
+
+    :raises CodecError: see `decode`.
+    """
+    return data if len(data) == nbytes else decode(data, nbytes).data
+
+
 def share(elements: NDArray[Any], layout: Layout, rate: float, file: File | None = None) -> float:
     """Return the bytes that would be sent for each byte of these elements, by a part of them."""
     inlet = Inlet()
