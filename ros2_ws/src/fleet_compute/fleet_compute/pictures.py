@@ -18,7 +18,9 @@ from fleet_env.pictures import Picture, decode, stored_size
 from numpy.typing import NDArray
 from PIL import Image
 
-MOST = 16 << 20    # pixels of a picture whose file crosses a link, so decoding does not take long
+# A file that crosses a link has at most so many pixels, and at most so many times those that are
+# made of it. Else decoding few bytes could take long.
+MOST, TIMES = 16 << 20, 64
 
 REVERSED, SCALED = 1, 2     # how a picture has been decoded
 
@@ -55,7 +57,7 @@ def tensor_of(picture: Picture, size: tuple[int, int] | None = None, channels: i
     seconds = time.thread_time() - began
     tensor = torch.from_numpy(pixels)[None]
     if picture.raw is None and not tensor.is_inference() \
-            and math.prod(stored_size(picture)) <= MOST:
+            and math.prod(stored_size(picture)) <= _most(*pixels.shape[1:]):
         how = REVERSED * reverse | SCALED * (size is not None)
         body = bytes([how]) + bytes(picture.data)
         _remember(tensor, File(body, channels, pixels.shape[2], seconds, tensor._version))
@@ -79,6 +81,10 @@ def _remember(tensor: torch.Tensor, file: File) -> None:
     tensor._fleet_file = file   # type: ignore[attr-defined]
 
 
+def _most(rows: int, columns: int) -> int:
+    return min(MOST, TIMES * rows * columns)
+
+
 def _ordered(pixels: NDArray[np.uint8], reverse: bool) -> NDArray[np.uint8]:
     return pixels[::-1].copy() if reverse else pixels
 
@@ -94,7 +100,8 @@ def pixels_of(body: Any, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         raise PictureError(f'a file must follow, for 1 or 3 channels, got {len(view)} bytes for '
                            f'{channels}')
     how, size = view[0], (rows, columns) if view[0] & SCALED else None
-    pixels = decode(Picture('a picture', view[1:]), size, channels, MOST)
+    pixels = decode(Picture('a picture', view[1:]), size, channels,
+                    _most(rows, columns))
     pixels = _ordered(pixels, bool(how & REVERSED))
     if pixels.shape != shape:
         raise PictureError(f'a picture of {shape} must follow, got {pixels.shape}')
