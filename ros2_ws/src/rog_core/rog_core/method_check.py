@@ -41,28 +41,29 @@ class _BadAnswer(RogError):
     """A synchronisation method of another package returns an invalid value."""
 
 
-def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
+def check_method(settings: Any, capacities: Mapping[str, float], rehearse: bool = True) -> None:
     """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
 
-    ``capacities``: maps each robot to its computing capacity. Call this function before any
-    program of the fleet is started.
+    ``capacities``: maps each robot to its computing capacity. ``rehearse``: see `check_named`. Call
+    this function before any program of the fleet is started.
     """
     training = settings.training
     check_named(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
-                              settings.server.clip, bool(settings.upstream.robot)))
+                                    settings.server.clip, bool(settings.upstream.robot)), rehearse)
 
 
-def check_named(text: str, team: Team) -> None:
+def check_named(text: str, team: Team, rehearse: bool = True) -> None:
     """Raise `ConfigError` if a method is unknown, does not fit the team, or fails in a rehearsal.
 
-    ``text``: the method with its arguments, as users write it. Call this function before you give
-    ``text`` to a `ServerMachine`, at the start of a run or to change the method during a run.
+    ``text``: the method with its arguments, as users write it. ``rehearse``: false if another
+    process has rehearsed it. Call this function before you give ``text`` to a `ServerMachine`, at
+    the start of a run or to change the method during a run.
     """
     name = parse(text).name
     if name not in METHODS:
         _import(place_of(name)[0], text.strip())
     create(text, team)
-    if name not in METHODS:
+    if name not in METHODS and rehearse:
         _rehearse(text, team)
 
 

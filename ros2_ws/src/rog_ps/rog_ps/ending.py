@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 
-from fleet_ros.ending import ORDERLY
+from fleet_ros.ending import HURRY
 from rog_core.protocol.states import AWAY
 from rog_core.server.machine import ServerMachine
 
 from .model_versions import ModelVersions
 from .presence import Presence
 from .run_files import RunFiles
-
-HURRY = ORDERLY - 0.5  # seconds that the end may still take after a launcher's first signal
 
 
 class Ending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import secrets
 import time
 from collections import Counter
@@ -41,7 +42,7 @@ from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 from . import checkpoint
 from .control import Control
 from .directory import claim
-from .duplicate_server_check import DuplicateServerWatch
+from .duplicate_server_check import CHECKED, DuplicateServerWatch
 from .ending import Ending
 from .model_versions import ModelVersions
 from .peer import Peer, Peers
@@ -95,7 +96,7 @@ class ParameterServerNode(ManagedNode):
         self._signature = self._key and Signature(self._key)
         if self._key is not None or not security.control:
             close_parameters(self)
-        check_method(settings, self._capacities)
+        check_method(settings, self._capacities, rehearse=CHECKED not in os.environ)
 
     def _build(self) -> None:
         """Load the task, make the state machine, and open the files of the run."""

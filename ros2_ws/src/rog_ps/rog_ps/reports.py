@@ -9,6 +9,8 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_ros.ending import LAST_WORDS
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
@@ -151,9 +153,9 @@ class Reports:
     def wait_until_heard(self) -> None:
         """Wait until all present subscribers have received the last status.
 
-        The wait ends after `qos.LAST_WORDS` at the latest.
+        The wait ends after `LAST_WORDS` at the latest.
         """
-        self._status.wait_for_all_acked(qos.LAST_WORDS)
+        self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
     def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
                  followers: list[str], bases: Mapping[str, str]) -> None:

@@ -9,7 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_ros.ending import LAST_WORDS
 from fleet_ros.sealing import seal
+from rclpy.duration import Duration
 from rog_core.protocol.states import (
     COMPUTING,
     EVALUATING,
@@ -84,14 +86,14 @@ class Reports:
         self._node.set_alarm()
 
     def wait_until_heard(self) -> None:
-        """Send the last status again, and wait at most `qos.LAST_WORDS` for reliable subscribers.
+        """Send the last status again, and wait at most `LAST_WORDS` for reliable subscribers.
 
         The server takes statuses best effort, and nothing follows the last one.
         """
         for _ in range(2):
             time.sleep(AGAIN)
             self.report(STOPPED)
-        self._status.wait_for_all_acked(qos.LAST_WORDS)
+        self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
     def _is_due(self, now: float) -> bool:
         machine, since = self._node.machine, now - self._last

@@ -112,13 +112,14 @@ def _nodes() -> Callable[[Job], None]:
     from fleet_ros.ending import Interruption
     from rog_sim.jobs import RunError
 
-    from .fleet import run_fleet  # imports rclpy, which virtual time does not need
+    from .fleet import processes_of, run_fleet  # imports rclpy, which virtual time does not need
 
     interruption = Interruption()
 
     def run(job: Job) -> None:
         names = ['server', *(robot.name for robot in job.fleet.robots)]
-        code = run_fleet(job.fleet, job.directory.absolute(), names, interruption, emulate=True)
+        with processes_of(job.fleet, job.directory.absolute(), names, emulate=True) as processes:
+            code = run_fleet(processes, job.fleet, interruption)
         if interruption:
             raise KeyboardInterrupt
         if code:
