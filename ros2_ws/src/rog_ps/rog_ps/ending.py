@@ -6,7 +6,7 @@ import math
 
 from fleet_ros.ending import HURRY
 from rog_core.protocol.states import AWAY
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 
 from .model_versions import ModelVersions
 from .presence import Presence
@@ -22,7 +22,7 @@ class Ending:
     :param machine: state machine of the server; its `Deadlines.stop_by` limits the wait.
     """
 
-    def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles,
+    def __init__(self, machine: Server, presence: Presence, files: RunFiles,
                  versions: ModelVersions) -> None:
         self._machine, self._presence, self._files = machine, presence, files
         self._versions = versions

@@ -1,4 +1,4 @@
-"""Parameter-server node: the ROS 2 shell around `rog_core.ServerMachine`."""
+"""Parameter-server node: the ROS 2 shell around `rog_core.Server`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rog_core.model.flat import Contents, contents_of
 from rog_core.protocol.config import ServerConfig
 from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_msgs.msg import TransferReceipt
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots
 from rog_ros.receive import checksum_of, receive
@@ -189,7 +189,7 @@ class ParameterServerNode(ManagedNode):
 
     # -- building ---
 
-    def _build_machine(self) -> tuple[ServerMachine, Contents, tuple[float, float] | None]:
+    def _build_machine(self) -> tuple[Server, Contents, tuple[float, float] | None]:
         """Return the machine, its model, and the accuracies at the start (None if resumed)."""
         settings = self.settings
         training = settings.training
@@ -205,7 +205,7 @@ class ParameterServerNode(ManagedNode):
             master, state = contents.flatten(), None
         baseline = measured_start(self.task, model, self.get_logger()) if state is None else None
         device = str(torch_device(settings.server.device))
-        machine = ServerMachine(
+        machine = Server(
             partition, on_device(master[:partition.elements], device),
             secrets.randbits(63), ServerConfig.of(settings, self._capacities),
             on_device(contents.frozen_values(), device))

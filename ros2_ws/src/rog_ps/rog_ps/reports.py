@@ -15,8 +15,8 @@ from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
 from rog_core.server.deadlines import mta_time
-from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
+from rog_core.server.server import Server
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.heartbeat import is_due
@@ -79,7 +79,7 @@ class Reports:
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
-    def is_due(self, machine: ServerMachine) -> bool:
+    def is_due(self, machine: Server) -> bool:
         """Return whether the slowest link can take another status, and it is not yet known."""
         since = time.monotonic() - self.last
         alive = [m for m in machine.members.values() if m.alive]
@@ -88,13 +88,13 @@ class Reports:
         return is_due(since, ON_AIR + ON_AIR_ROBOT * len(machine.members),
                       min((m.link.speed.careful for m in alive), default=math.inf))
 
-    def _news(self, machine: ServerMachine) -> tuple[Any, ...]:
+    def _news(self, machine: Server) -> tuple[Any, ...]:
         """Return what makes a status worth sending; else only times grow."""
         return (machine.iteration, machine.paused, machine.stopping, str(machine.method),
                 [(m.robot, m.state, m.place, m.iteration, m.slowest, list(m.waiting_for))
                  for m in machine.members.values()])
 
-    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str],
+    def status(self, machine: Server, elapsed: float, done: bool, paused: Set[str],
                followers: list[str]) -> None:
         """Publish the fleet's status.
 
@@ -157,7 +157,7 @@ class Reports:
         """
         self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
-    def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
+    def diagnose(self, machine: Server, unsaved: str, above: str, dropped: Counter[str],
                  followers: list[str], bases: Mapping[str, str]) -> None:
         """Publish the health of the fleet: robots that are away, and refused messages.
 

@@ -20,7 +20,7 @@ from rog_core.protocol.states import (
     STARVED,
     STOPPED,
 )
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
@@ -102,7 +102,7 @@ class Reports:
         nbytes = ON_AIR * self._status.get_subscription_count()
         return is_due(since, nbytes, machine.link.speed.careful)
 
-    def _news(self, machine: WorkerMachine) -> tuple[Any, ...]:
+    def _news(self, machine: Worker) -> tuple[Any, ...]:
         """Return what makes a status worth sending; else only sums such as the energy grow."""
         return self._state_of(machine), machine.finished, self._node.evaluation, self._node.loss
 
@@ -146,7 +146,7 @@ class Reports:
                 message.session = machine.session
         self._status.publish(seal(session.to_server if session else None, message))
 
-    def _state_of(self, machine: WorkerMachine) -> str:
+    def _state_of(self, machine: Worker) -> str:
         watch = self._node.watched
         if machine.state == COMPUTING and watch is not None and watch.starved:
             return STARVED
@@ -166,7 +166,7 @@ class Reports:
         message.header.stamp = node.get_clock().now().to_msg()
         self._diagnostics.publish(message)
 
-    def _training_health(self, machine: WorkerMachine) -> Any:
+    def _training_health(self, machine: Worker) -> Any:
         now, node = time.monotonic(), self._node
         silent = now - node.server_heard
         status = DiagnosticStatus(name=f'{node.get_fully_qualified_name()}: training',

@@ -20,7 +20,7 @@ from ..protocol.steps import Gradient
 from .computation import computation_of
 from .gradient import Data
 from .learner import Learner
-from .machine import WorkerMachine
+from .worker import Worker
 
 # PyTorch's function without the wrapper that imports torch._dynamo at its first call. The import
 # takes more than a second of each robot's processor.
@@ -30,13 +30,13 @@ _add_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 class Link(Protocol):
     """Runs a worker's state machine and transports its messages, as the ROS 2 node does."""
 
-    def join(self, machine: WorkerMachine) -> Compute | None:
+    def join(self, machine: Worker) -> Compute | None:
         """Start the machine; return the first order to compute, or None if the run is over."""
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
         """Push a gradient; return the next order to compute, or None if the run is over.
 
-        ``gradient`` and ``sgd``: see `WorkerMachine.on_gradient`.
+        ``gradient`` and ``sgd``: see `Worker.on_gradient`.
         """
 
 
