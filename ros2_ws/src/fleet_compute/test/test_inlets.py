@@ -237,3 +237,27 @@ def test_a_tensor_of_another_shape_than_its_layout_is_not_encoded():
     for layout in (Layout(3, 3, 7, False), Layout(3, 3, 7, True)):
         assert encode(PICTURE, elements, layout) is None
         assert len(Inlet().encoded(elements, layout, 1e6)) == elements.nbytes
+
+
+@given(st.integers(0, 2 ** 32 - 1), st.integers(128, 5000), st.booleans())
+def test_rounded_elements_are_those_of_bfloat16(seed, count, small):
+    """Also NaN with any payload, infinite, subnormal and -0.0."""
+    bits = np.random.default_rng(seed).integers(0, 2 ** 32, count, np.uint32)
+    special = np.array([0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 1, 0x7F7FFFFF],
+                       np.uint32)
+    bits[:len(special)] = special
+    elements = (bits & np.uint32(0xFFF00000)) if small else bits
+    link = Inlets(lambda: 1e6, rounded=True)
+    data = link.encoded('x', elements, layout_of([count]), floats=True)
+    assert len(data) < 24 + 2 * count + 1
+    want = torch.from_numpy(elements.copy()).view(torch.float32).bfloat16().float()
+    got = torch.from_numpy(decode(data, elements.nbytes)).view(torch.float32)
+    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isnan() | torch.signbit(got), want.isnan() | torch.signbit(want))
+
+
+def test_only_float32_is_rounded_and_only_by_request():
+    bits = np.random.default_rng(0).integers(0, 2 ** 32, 5000, np.uint32)
+    for link, floats in ((Inlets(lambda: 1e6), True), (Inlets(lambda: 1e6, rounded=True), False)):
+        assert link.encoded('x', bits, layout_of([5000]), floats=floats) == bits.tobytes()

@@ -7,14 +7,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fleet_compute.inlets import CodecError, Inlets, Layout, decode, elements_of
+from fleet_compute.inlets import (
+    CodecError,
+    Inlets,
+    Layout,
+    OtherPixels,
+    decode,
+    elements_of,
+)
+from fleet_compute.pictures import File
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, Transfer
 from .outbox import Route
 from .wire import Buffer, Inbox, Piece
+
+
+class Form(NamedTuple):
+    """What a transfer consists of.
+
+    ``item``: bytes of an element. ``layout``: how the elements lie in memory. ``floats``: whether
+    they are float32. ``file``: of the picture that they are; None if they are of none.
+    """
+
+    item: int
+    layout: Layout
+    floats: bool = False
+    file: File | None = None
 
 
 class AnyStep(Protocol):
@@ -35,8 +56,8 @@ class AnyRun(Protocol):
     def piece(self, transfer: int) -> Buffer:
         """Return the bytes of a transfer whose step has been computed."""
 
-    def layout(self, transfer: int) -> tuple[int, Layout]:
-        """Return the bytes of an element of a transfer, and how the elements lie in memory."""
+    def form(self, transfer: int) -> Form:
+        """Return what an outgoing transfer consists of."""
 
     def deliver(self, transfer: int, data: Buffer) -> None:
         """Store all bytes of a transfer."""
@@ -81,6 +102,7 @@ class Execution:
                  transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None) -> None:
         self.route, self.run, self._inlets, self._side = route, run, inlets, side
         self._steps = steps
+        self.other_pixels = False         # whether a file was decoded to other pixels than there
         self._position = 0                # number of steps computed so far
         self._delivered: set[int] = set()
         self._sizes = {t.index: t.bytes for t in transfers if t.source != side}
@@ -117,6 +139,7 @@ class Execution:
             try:
                 self.run.deliver(transfer, data if len(data) == size else decode(data, size).data)
             except CodecError as error:
+                self.other_pixels |= isinstance(error, OtherPixels)
                 raise RemoteError(f'transfer {transfer}: {error}') from None
 
     def runnable(self) -> range:
@@ -158,9 +181,9 @@ class Execution:
         data = self.run.piece(transfer)
         if self._inlets is None:
             return data
-        item, layout = self.run.layout(transfer)
-        return self._inlets.encoded((self.route.plan, transfer),
-                                    elements_of(data, item), layout)
+        form = self.run.form(transfer)
+        return self._inlets.encoded((self.route.plan, transfer), elements_of(data, form.item),
+                                    form.layout, form.file, form.floats)
 
     @property
     def done(self) -> bool:

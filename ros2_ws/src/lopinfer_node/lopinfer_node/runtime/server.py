@@ -44,6 +44,7 @@ from .wire import (
     NO_PLAN,
     NOT_OPEN,
     OK,
+    PIXELS,
     PROBE,
     PROBE_PIECES,
     Ack,
@@ -179,6 +180,7 @@ class _Session:
     heard: float
     outbox: Outbox
     inlets: Inlets
+    pixels: bool = False                # whether the robot's pictures must come as pixels
     arrivals: Arrivals = field(default_factory=Arrivals)
     lane: int | None = None             # where the latest table is computed
     plans: Sequence[Prepared] = ()
@@ -575,7 +577,7 @@ class ServerMachine:
         if piece.request > session.number:
             self._begin(session, piece, now)
         request = session.request
-        status = LEAVING if self.leaving or self.paused else OK
+        status = LEAVING if self.leaving or self.paused else PIXELS if session.pixels else OK
         if request is None or not request.execution.take(piece):
             return status, 0.0
         self.changed = True
@@ -652,6 +654,7 @@ class ServerMachine:
             request.spent += seconds / len(results)
             if pieces is None:
                 session.request = None
+                session.pixels |= request.execution.other_pixels
                 self.dropped['failed'] += 1
                 continue
             session.outbox.busy += seconds
