@@ -22,8 +22,9 @@ from fleet_ros.parameters import parameter_file
 from rog_ps.duplicate_server_check import CHECKED
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
-from .fork_server import LIMIT, Child, ForkServer, kill, possible
+from .fork_server import Child, ForkServer, kill, possible
 
+LOOKING = 60.0  # maximum seconds for which `start_all` waits for a look for another server
 _STEP = 0.05   # seconds between two checks whether a process has ended
 
 
@@ -61,15 +62,18 @@ class FleetProcesses:
 
     # -- starting ---
 
-    def start(self, name: str, fork_server: ForkServer | None = None) -> None:
+    def start(self, name: str, fork_server: ForkServer | None = None, checked: bool = False
+              ) -> None:
         """Start the process of ``server`` or of a robot, for the first time or again.
 
-        ``fork_server``: forks the process; the caller has checked the method, and looked for
-        another server.
+        ``fork_server``: forks the process. ``checked``: whether the caller has checked the method,
+        and looked for another server.
         """
         command, env = self.command(name), self.environment(name)
+        if checked:
+            env[CHECKED] = '1'
         with self._log(name) as log, self.place(name):
-            self._keep(name, fork_server.start(command, log, env | {CHECKED: '1'}) if fork_server
+            self._keep(name, fork_server.start(command, log, env) if fork_server
                        else self._popen(command, log, env))
 
     def _log(self, name: str) -> IO[bytes]:
@@ -115,13 +119,23 @@ class FleetProcesses:
 
                 warm_up()  # compile now, so that the processes do not all compile at once
             for name in self.names:
-                looking = self._looking.get(name)
-                if looking is not None and looking.wait(LIMIT):
-                    self._keep(name, looking)
+                code = self._looked(name)
+                if code is not None and code > 0:
+                    self._keep(name, self._looking[name])
                     if name == 'server':
                         break
                 else:
-                    self.start(name, self._fork_server)
+                    self.start(name, self._fork_server, checked=code == 0)
+
+    def _looked(self, name: str) -> int | None:
+        """Return the exit code of the process that looks for another server, 0: there is none.
+
+        None, or the negative number of a signal: the server has to look itself.
+        """
+        try:
+            return self._looking[name].wait(LOOKING) if name in self._looking else None
+        except subprocess.TimeoutExpired:
+            return None
 
     def close(self) -> None:
         """End what `prepare` has begun; the processes that `start_all` has started continue."""
