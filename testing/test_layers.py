@@ -41,6 +41,7 @@ KEYS = {'backports': 'python3-backports-zstd-pip', 'compression': 'python3-backp
         'rich': 'python3-rich', 'rosbags': 'python3-rosbags-pip',
         'safetensors': 'python3-safetensors-pip', 'scipy': 'python3-scipy',
         'sklearn': 'python3-sklearn', 'torch': 'python3-torch-pip',
+        'typing_extensions': 'python3-typing-extensions',
         'uvicorn': 'python3-nicegui-pip', 'yaml': 'python3-yaml'}
 PIP = {'backports': 'backports.zstd', 'compression': 'backports.zstd', 'PIL': 'pillow',
        'fastapi': 'nicegui', 'llvmlite': 'numba', 'sklearn': 'scikit-learn',
