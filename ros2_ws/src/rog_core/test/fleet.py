@@ -71,7 +71,7 @@ class Robot:
         self.store = SummingAccumulator(fleet.partition, weights, frozen=lambda: fleet.frozen)
         self.switched = ()  # parameters that the robot's program has frozen or unfrozen
         self.machine = Worker(name, incarnation, self.store,
-                                     transfer_config(fleet.codec, chunk_bytes=CHUNK))
+                              transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         # Whether the robot's data source gives no data. If so, the robot's heartbeats report
         # `STARVED` instead of `COMPUTING`.

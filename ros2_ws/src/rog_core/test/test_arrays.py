@@ -95,7 +95,7 @@ def test_worker_and_server_train_on_tensors_as_on_arrays(place, codec, sync):
         draw = [put(noise.integers(-9, 10, partition.elements).astype(np.float32) / 8, place)
                 for _ in range(6)]
         machine = Worker('robot', 1, Accumulator(partition, draw[0]),
-                                transfer_config(codec))
+                         transfer_config(codec))
         link = InProcessLink(sync, codec)
         order = link.join(machine)
         for gradient in draw[1:]:

@@ -37,7 +37,7 @@ PARTITION = partition_of(SHAPES)
 
 def server(**changes):
     return Server(PARTITION, np.ones(PARTITION.elements, np.float32), 50,
-                         server_config(**changes))
+                  server_config(**changes))
 
 
 def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', codec='onebit',
@@ -142,7 +142,7 @@ def test_a_snapshot_travels_in_datagrams_however_long_the_rows_are():
     shapes = [('long', (4, 9001))]
     partition = partition_of(shapes)
     machine = Server(partition, np.ones(partition.elements, np.float32), 50,
-                            server_config())
+                     server_config())
     _, actions = machine.on_register(request(shapes=shapes), 0.0)
     sizes = [a.message.ids.size + a.message.values.size for a in actions]
     assert sizes

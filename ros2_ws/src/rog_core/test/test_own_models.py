@@ -453,7 +453,7 @@ def test_fleets_of_fleets_have_one_whole_model():
     fleets = {name: Robots(sync='rsp:3', change=unfreeze) for name in ('blue', 'red')}
     check_named('local:2', Team())
     parent = Server(contents_of(Net()).partition('row', 'onebit'), flatten(Net()), 1,
-                           server_config('local:2', 'onebit'), frozen_values(Net()))
+                    server_config('local:2', 'onebit'), frozen_values(Net()))
     above = {name: Upstream(fleet.server, worker_above(fleet.server, name, 200 + k,
                                                        transfer_config('onebit')))
              for k, (name, fleet) in enumerate(fleets.items())}
