@@ -11,6 +11,7 @@ as they are, and their number of bytes says that they are.
 - `sparse`: many zeros, such as after a ReLU: a bit for each element, and the others as `planes`.
 - `planes`: bytes of the same significance together, ZSTD where it helps.
 - `file`: a picture, by the file of which both sides decode it (`pictures`).
+- `change`: a picture in bytes, by the differences from the one before, such as of a still camera.
 - `rounded`: not lossless, and only by request: float32 as bfloat16, each within 2^-8 of its value.
 """
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from .pictures import File
 
-TABLE, PICTURE, SPARSE, PLANES, FILE, ROUNDED = 1, 2, 3, 4, 5, 6
+TABLE, PICTURE, SPARSE, PLANES, FILE, ROUNDED, CHANGE = range(1, 8)
 # those that encode any elements
 NAMES = {TABLE: 'table', PICTURE: 'picture', SPARSE: 'sparse', PLANES: 'planes'}
 
@@ -62,12 +63,14 @@ UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {
 # codec, bytes of an element, the layout, number of elements
 _HEADER = struct.Struct('<BBBxIIIQ')
 _COUNT = struct.Struct('<I')
+_CHANGE = struct.Struct('<QI')       # number of the former picture, checksum of this one
 _PART = struct.Struct('<BQ')         # whether compressed, bytes
 _SLOTS = 17                          # bits of a place in the hash table of a `table`
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
             0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x2545F4914F6CDD1D, 0xA0761D6478BD642F)
 
 Buffer = bytes | bytearray | memoryview
+Base = Callable[[int], 'NDArray[np.uint8] | None']
 
 
 class CodecError(ValueError):
@@ -129,8 +132,11 @@ def _fits(elements: NDArray[Any], layout: Layout) -> bool:
     return elements.size % (layout.planes * layout.width) == 0
 
 
-def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
+def decode(data: Buffer, nbytes: int, base: Base = lambda number: None
+           ) -> NDArray[np.uint8]:
     """Return the ``nbytes`` bytes of the elements that were encoded.
+
+    ``base``: returns the picture of a number that a `CHANGE` is of; None: it is not here.
 
     :raises CodecError: the data is damaged, or of another number of bytes; little memory is used.
     :raises OtherPixels: it is the file of a picture that the other side decodes differently.
@@ -141,15 +147,18 @@ def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
                          f'{len(view)}')
     codec, item, mixed, planes, colours, width, count = _HEADER.unpack_from(view)
     layout = Layout(planes, colours, width, bool(mixed))
-    if codec not in _DECODE or item not in UNSIGNED or not count or count * item != nbytes:
-        raise CodecError(f'encoded elements must have a codec of {list(_DECODE)}, elements of '
+    known = codec in _DECODE or codec == CHANGE
+    if not known or item not in UNSIGNED or not count or count * item != nbytes:
+        raise CodecError(f'encoded elements must have a known codec, elements of '
                          f'{list(UNSIGNED)} bytes and {nbytes} bytes in all, got codec {codec}, '
                          f'{count} of {item} bytes')
     if mixed > 1 or not planes * colours * width or count % (planes * width) \
             or (mixed and planes != colours):
         raise CodecError(f'{count} elements cannot have the layout {layout}')
     try:
-        found = _DECODE[codec](_Reader(view[_HEADER.size:]), item, count, layout)
+        reader = _Reader(view[_HEADER.size:])
+        found = _decode_change(reader, item, count, base) if codec == CHANGE else \
+            _DECODE[codec](reader, item, count, layout)
     except OtherPixels:
         raise
     except (struct.error, ValueError, IndexError, OverflowError, zstd.ZstdError,
@@ -411,6 +420,45 @@ def _decode_file(reader: _Reader, item: int, count: int, layout: Layout) -> NDAr
     return pixels.reshape(-1)
 
 
+# -- change ----------------------------------------------------------------------------------------
+
+def _changed(number: int, elements: NDArray[np.uint8], layout: Layout, change: Buffer
+             ) -> bytes | None:
+    """Return what stands for elements, from how they ``change`` since picture ``number``."""
+    whole = b''.join([_header(CHANGE, elements, layout),
+                      _CHANGE.pack(number, zlib.crc32(elements.data)), change])
+    return whole if len(whole) < elements.nbytes else None
+
+
+def _decode_change(reader: _Reader, item: int, count: int, base: Base) -> NDArray[np.uint8]:
+    number, checksum = reader.number(_CHANGE)
+    former, data = base(number), reader.rest()
+    if item != 1 or former is None or former.size != count:
+        raise CodecError(f'a change must be of {count} bytes that are here; those of request '
+                         f'{number} are not')
+    found = former + (np.frombuffer(data, np.uint8) if len(data) == count else decode(data, count))
+    if zlib.crc32(found.data) != checksum:
+        raise CodecError('a change must be of the picture that is here')
+    return found
+
+
+class Frames:
+    """The pictures of the last two requests that have come, for changes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[Hashable, NDArray[np.uint8]]] = {}
+
+    def keep(self, number: int, key: Hashable, picture: Buffer) -> None:
+        """Keep a copy of the bytes of a picture of request ``number``."""
+        if number not in self._kept:
+            self._kept = dict([*self._kept.items()][-1:]) | {number: {}}
+        self._kept[number][key] = np.frombuffer(picture, np.uint8).copy()
+
+    def base(self, key: Hashable, number: int) -> NDArray[np.uint8] | None:
+        """Return the bytes of a picture; None: they are not here."""
+        return self._kept.get(number, {}).get(key)
+
+
 # -- rounded ---------------------------------------------------------------------------------------
 
 def _rounded(elements: NDArray[np.uint32]) -> NDArray[np.uint16]:
@@ -456,23 +504,23 @@ class Inlet:
         self._uses, self._rate = 0, 1.0
         self._seconds: dict[int, float] = {}    # that a codec takes for each byte of elements
 
-    def encoded(self, elements: NDArray[Any], layout: Layout, rate: float,
-                file: File | None = None) -> Buffer:
-        """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s.
+    def expects(self, elements: NDArray[Any], layout: Layout, rate: float) -> float:
+        """Return the seconds for each byte of elements until it is decoded, by the last comparison.
 
-        ``file``: of the picture that they are; None: they are of none.
+        Codecs are compared now if the last comparison is old.
         """
-        raw = elements.view(np.uint8).reshape(-1).data
-        self.ratio = 1.0
-        if not 0 < rate < FASTEST or elements.nbytes < max(LEAST, SHORTEST * rate):
-            return raw
         if self._uses % AGAIN == 0 or rate > 2 * self._rate or rate < self._rate / 2:
             self.choose(elements, layout, rate)
         self._uses += 1
-        if file is not None and (data := _of_file(file, elements, layout)) is not None \
-                and file.seconds + len(data) / rate < self._best(rate) * elements.nbytes:
-            self.ratio = len(data) / elements.nbytes
-            return data
+        return self._lasts(self.codec, self.expected, rate) if self.codec else 1 / rate
+
+    def encoded(self, elements: NDArray[Any], layout: Layout, rate: float) -> Buffer:
+        """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s.
+
+        By the codec of the last `expects`.
+        """
+        raw = _raw(elements)
+        self.ratio = 1.0
         if not self.codec:
             return raw
         began = time.thread_time()
@@ -489,10 +537,6 @@ class Inlet:
         elif self._lasts(self.codec, self.ratio, rate) > WORTH / rate:
             self.codec = 0      # until codecs are compared again
         return data
-
-    def _best(self, rate: float) -> float:
-        """Return the seconds for each byte of elements, with the codec by the last comparison."""
-        return self._lasts(self.codec, self.expected, rate) if self.codec else 1 / rate
 
     def _lasts(self, codec: int, ratio: float, rate: float) -> float:
         """Return the seconds for each byte of elements until it is decoded."""
@@ -524,29 +568,68 @@ class Inlets:
 
     :param rate: returns the rate of the link in bytes/s.
     :param rounded: whether float32 may be rounded, see `ROUNDED`.
+    :param changes: whether the other side keeps `Frames`, and `note` is called.
 
     ``files``: whether the other side decodes files to the same pixels.
     """
 
-    def __init__(self, rate: Callable[[], float], rounded: bool = False) -> None:
-        self._rate, self._rounded = rate, rounded
+    def __init__(self, rate: Callable[[], float], rounded: bool = False, changes: bool = False
+                 ) -> None:
+        self._rate, self._rounded, self._changes = rate, rounded, changes
         self.files = True
         self._inlets: OrderedDict[Hashable, Inlet] = OrderedDict()
+        # by key, pictures of this request, and of the one before, `_number`, if it was answered
+        self._sent: dict[Hashable, NDArray[np.uint8]] = {}
+        self._bases: dict[Hashable, NDArray[np.uint8]] = {}
+        self._number = 0
+
+    def note(self, answered: int) -> None:
+        """Note the end of a request; ``answered``: its number, or 0 if it has no answer.
+
+        With an answer, its pictures are at the other side, and the next ones may be changes.
+        """
+        self._number, self._bases, self._sent = answered, self._sent if answered else {}, {}
 
     def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout,
                 file: File | None = None, floats: bool = False) -> Buffer:
-        """Return the elements of one tensor as they are sent; see `Inlet.encoded`.
+        """Return the (n,) elements of one tensor, unsigned integers, as they are sent.
 
-        ``floats``: whether they are float32.
+        ``floats``: whether they are float32. ``file``: of the picture that they are; None: of none.
         """
+        if floats and self._rounded and elements.nbytes >= LEAST:
+            return _header(ROUNDED, elements, layout) + self.encoded(
+                key, _rounded(elements), layout)
+        if elements.itemsize == 1 and self._changes:
+            self._sent[key] = elements.copy()   # their memory may be the camera's
+        rate = self._rate()
+        if not 0 < rate < FASTEST or elements.nbytes < max(LEAST, SHORTEST * rate):
+            return _raw(elements)
+        inlet = self._inlet(key)
+        seconds = inlet.expects(elements, layout, rate)
+        if file is not None and self.files \
+                and (data := _of_file(file, elements, layout)) is not None \
+                and file.seconds + len(data) / rate < seconds * elements.nbytes:
+            return data
+        base = self._bases.get(key)
+        if base is not None and base.size == elements.size:
+            change, other = elements - base, self._inlet((CHANGE, key))
+            if other.expects(change, layout, rate) < seconds:
+                data = _changed(self._number, elements, layout,
+                                other.encoded(change, layout, rate))
+                if data is not None and len(data) / rate < seconds * elements.nbytes:
+                    return data     # else more has changed than was expected
+        return inlet.encoded(elements, layout, rate)
+
+    def _inlet(self, key: Hashable) -> Inlet:
         inlet = self._inlets.setdefault(key, Inlet())
         self._inlets.move_to_end(key)
         if len(self._inlets) > MOST:
             self._inlets.popitem(last=False)
-        if floats and self._rounded and elements.nbytes >= LEAST:
-            return _header(ROUNDED, elements, layout) + inlet.encoded(
-                _rounded(elements), layout, self._rate())
-        return inlet.encoded(elements, layout, self._rate(), file if self.files else None)
+        return inlet
+
+
+def _raw(elements: NDArray[Any]) -> memoryview:
+    return elements.view(np.uint8).reshape(-1).data
 
 
 def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layout]:

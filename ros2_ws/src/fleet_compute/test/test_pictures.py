@@ -9,7 +9,6 @@ from fleet_compute import pictures
 from fleet_compute.inlets import (
     FILE,
     CodecError,
-    Inlet,
     Inlets,
     OtherPixels,
     decode,
@@ -38,12 +37,12 @@ def file(rows, columns, mode='RGB', form='JPEG', orientation=1, seed=0):
     return Picture('a picture', data.getvalue())
 
 
-def sent(tensor, form=torch.contiguous_format, inlet=None, rate=RATE, files=True):
+def sent(tensor, form=torch.contiguous_format, rate=RATE, files=True):
     """Return what is sent for a tensor, and its bytes in the order of memory."""
     mixed = form is not torch.contiguous_format
     elements = tensor.permute(*((0, 2, 3, 1) if mixed else (0, 1, 2, 3))).contiguous().numpy()
     elements, layout = elements.reshape(-1), layout_of(tensor.shape, mixed)
-    data = (inlet or Inlet()).encoded(elements, layout, rate, file_of(tensor) if files else None)
+    data = Inlets(lambda: rate).encoded('x', elements, layout, file_of(tensor) if files else None)
     return data, elements.tobytes()
 
 

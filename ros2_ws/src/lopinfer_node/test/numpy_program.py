@@ -103,7 +103,8 @@ class Run:
         return memoryview(self.values[t.node][t.lo:t.hi].copy()).cast('B')
 
     def form(self, transfer):
-        return Form(8, layout_of([len(self.piece(transfer)) // 8]))
+        t = self.program.plan.transfers[transfer]
+        return Form(8, layout_of([t.hi - t.lo]))
 
     def deliver(self, transfer, data):
         t = self.program.plan.transfers[transfer]

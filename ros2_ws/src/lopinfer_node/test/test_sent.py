@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fleet_compute import pictures
-from fleet_compute.inlets import FILE, Inlets
+from fleet_compute.inlets import CHANGE, FILE, Frames, Inlets
 from fleet_compute.pictures import tensor_of, typical
 from fleet_env.pictures import Picture
 from lopinfer_node.errors import RemoteError
@@ -123,3 +123,24 @@ def test_what_the_robot_sends_is_rounded_by_request():
         (_, data), = sent(robot)
         sizes.append(len(data))
     assert x.nbytes // 2 + 24 < sizes[0] <= x.nbytes and sizes[1] <= x.nbytes // 2 + 24
+
+
+def test_a_camera_that_stands_still_sends_changes():
+    traced = trace(OfImages(torch.nn.Conv2d(3, 1, 5, 8), MEAN, STD), typical(48, 64))
+    plan, frames = Plan.server_only(traced.graph), Frames()
+    machine, sizes = ClientMachine(1), []
+    machine.inlets._rate = lambda: 1e6
+    programs = [Program(traced, plan, side) for side in (DEVICE, SERVER)]
+    for number, x in enumerate([typical(48, 64)] * 2 + [typical(48, 64) // 2], 1):
+        robot, server = (Execution(side, Route(number, 2, 0), p.steps, plan.transfers,
+                                   p.start(inputs), inlets, of) for side, p, inputs, inlets, of in
+                         zip((DEVICE, SERVER), programs, ([x], None), (machine.inlets, None),
+                             (None, frames), strict=True))
+        (transfer, data), = sent(robot)
+        sizes.append((len(data), data[0] == CHANGE))
+        assert deliver(server, transfer, data)
+        sent(server)
+        torch.testing.assert_close(server.run._stretches[traced.graph.inputs[0]][0][2], x)
+        machine.inlets.note(number)
+    assert sizes[0][0] > 30 * sizes[1][0] and [change for _, change in sizes] == [
+        False, True, False]

@@ -167,7 +167,8 @@ class ClientMachine:
         self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.inlets = Inlets(lambda: self.outbox.link.rate, self.settings.precision != 'exact')
+        self.inlets = Inlets(lambda: self.outbox.link.rate,
+                             self.settings.precision != 'exact', changes=True)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
         self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request
@@ -407,6 +408,7 @@ class ClientMachine:
         report = self.report
         report.latency = now - started
         self.choice.note(report.latency - report.check, now)
+        self.inlets.note(self._number if self._request is not None and self._request.done else 0)
         if self._request is None:      # the robot has computed the request alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from fleet_compute.inlets import (
     CodecError,
+    Frames,
     Inlets,
     Layout,
     OtherPixels,
@@ -95,12 +97,15 @@ class Execution:
     """Progress of one request on ``side``.
 
     Steps run in order; a step may run when the transfers that it waits for have been delivered.
-    ``inlets``: encodes the transfers of this side; None: they are sent as they are.
+    ``inlets``: encodes the transfers of this side; None: they are sent as they are. ``frames``:
+    what the requests before have brought, of which changes come; None: none come.
     """
 
     def __init__(self, side: int, route: Route, steps: Sequence[AnyStep],
-                 transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None) -> None:
-        self.route, self.run, self._inlets, self._side = route, run, inlets, side
+                 transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None,
+                 frames: Frames | None = None) -> None:
+        self.route, self.run, self._side = route, run, side
+        self._inlets, self._frames = inlets, frames
         self._steps = steps
         self.other_pixels = False         # whether a file was decoded to other pixels than there
         self._position = 0                # number of steps computed so far
@@ -136,8 +141,14 @@ class Execution:
         while self._arrived:
             transfer, data = self._arrived.popleft()
             size = self._sizes[transfer]
+            key, frames = (self.route.plan, transfer), self._frames
             try:
-                self.run.deliver(transfer, data if len(data) == size else decode(data, size).data)
+                if len(data) != size:
+                    data = decode(data, size, partial(frames.base, key)).data if frames else \
+                        decode(data, size).data
+                if frames is not None and self.run.form(transfer).item == 1:
+                    frames.keep(self.route.request, key, data)
+                self.run.deliver(transfer, data)
             except CodecError as error:
                 self.other_pixels |= isinstance(error, OtherPixels)
                 raise RemoteError(f'transfer {transfer}: {error}') from None
