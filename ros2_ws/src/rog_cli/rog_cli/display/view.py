@@ -157,8 +157,8 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
         now = time.monotonic()
         if now >= until:
             print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
-                  'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason; rog view '
-                  'DIR shows a run that is over', file=sys.stderr)
+                  'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason; '
+                  'rog view DIR shows a run that is over', file=sys.stderr)
             return 1
         if reminder.due(now):
             print(f'rog: waiting for a parameter server in {place(monitor.namespace)}',
