@@ -329,3 +329,17 @@ def test_the_contract_of_the_example_is_one():
     pytest.importorskip('trajectory_msgs', reason='trajectory_msgs is not installed')
     contract = read_contract(Path(__file__).resolve().parents[4] / 'examples/reach.yaml')
     assert contract.size == 2 and contract.observations['state'].unit == 'deg'
+
+
+def test_names_of_joints_are_texts_also_where_yaml_reads_numbers(tmp_path):
+    file = tmp_path / 'contract.yaml'
+    file.write_text('''
+rate: 10
+observations:
+  state: {topic: joint_states, type: sensor_msgs/msg/JointState, names: [1, 1_000, on]}
+actions:
+  command: {topic: commands, type: sensor_msgs/msg/JointState, names: ['1', 0x10, off]}
+''')
+    found = read_contract(file)
+    assert found.observations['state'].names == ('1', '1_000', 'on')
+    assert found.actions['command'].names == ('1', '0x10', 'off')
