@@ -58,7 +58,7 @@ from sklearn.datasets import load_sample_image
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / 'calls'), str(HERE.parents[1] / 'testing')]
 from loop import jpeg, picture  # noqa: E402
-from our_side import model_of, tensor  # noqa: E402
+from our_side import model_of, tensors  # noqa: E402
 from tcp_link import (  # noqa: E402
     DOWN,
     OUTAGES,
@@ -75,9 +75,9 @@ from tcp_link import (  # noqa: E402
 SLOWDOWN = 3.0
 DELAY = 0.002        # delay of the link in each direction, in seconds
 RATE = 10            # rate of the control loop, in Hz
-# Maps a model to the height and width of its images, in pixels.
-SIDES = {'resnet50': 224, 'resnet18': 224, 'mobilenet_v3_small': 224, 'vgg11_bn': 224,
-         'fcn_resnet50': 128}
+# Maps a model to the number of cameras, and the rows and columns of their pictures.
+SIDES = {'resnet50': (1, 224, 224), 'resnet18': (1, 224, 224), 'mobilenet_v3_small': (1, 224, 224),
+         'vgg11_bn': (1, 224, 224), 'fcn_resnet50': (1, 128, 128), 'act': (2, 480, 640)}
 IMAGES = 16
 READY = 240.0        # seconds within which a contestant must have a result
 ALONE, LOPINFER, RRTO = 'robot alone', 'LOPInfer', 'RRTO'
@@ -99,25 +99,34 @@ Start = Callable[[float], Any]  # period of inferences in seconds -> context in 
 
 # -- data and contestants --------------------------------------------------------------------------
 
-def prepare(name: str, folder: Path) -> dict[str, Any]:
-    """Write images, the model and its outputs; return sizes and the effect of JPEG.
+def prepare(name: str, folder: Path, camera: bool) -> dict[str, Any]:
+    """Write pictures, the model and its outputs; return sizes and the effect of JPEG.
 
-    The effect of JPEG is how much the model's output changes if the image is sent as a JPEG.
+    The effect of JPEG is how much the model's output changes if pictures are sent as JPEGs. There
+    is none with ``camera``: cameras give JPEGs, from which all contestants compute.
     """
-    side = SIDES[name]
-    images = np.stack([crop(k, side) for k in range(IMAGES)])
+    cameras, *side = SIDES[name]
+    images = np.stack([[crop(cameras * k + c, *side) for c in range(cameras)]
+                       for k in range(IMAGES)])
+    files = [[jpeg(image) for image in row] for row in images]
+    if camera:
+        for k, row in enumerate(files):
+            for c, data in enumerate(row):
+                (folder / f'{k}_{c}.jpg').write_bytes(data)
     model = model_of(name)
     np.save(folder / 'images.npy', images)
     torch.save(model, folder / 'model.pt')
-    torch.export.save(torch.export.export(model, (tensor(images[0]),)), folder / 'model.pt2')
+    torch.export.save(torch.export.export(model, tuple(tensors([*images[0]]))),
+                      folder / 'model.pt2')
     with torch.no_grad():
-        want, other = (np.concatenate([model(tensor(picture(form(image)))).numpy()
-                                       for image in images]) for form in (np.copy, jpeg))
+        plain, lossy = (np.concatenate([model(*tensors([picture(data) for data in row])).numpy()
+                                        for row in rows]) for rows in (images, files))
+    want, other = (lossy, lossy) if camera else (plain, lossy)
     np.save(folder / 'outputs.npy', want[:, None])
     rms = float(np.sqrt(np.square(other - want).mean()))
     return {'image_bytes': images[0].nbytes, 'output_bytes': want[0].nbytes,
             'weights_mbyte': round(sum(p.nbytes for p in model.parameters()) / 1e6, 1),
-            'jpeg_bytes': round(np.mean([len(jpeg(image)) for image in images])),
+            'jpeg_bytes': round(np.mean([sum(map(len, row)) for row in files])),
             'jpeg_error': float(f'{(largest(other - want) / largest(want)).max():.2g}'),
             'jpeg_rms_of_images': round(rms / float(np.std(want, 0).mean()), 3)}
 
@@ -126,15 +135,15 @@ def largest(outputs: np.ndarray) -> np.ndarray:
     return np.abs(outputs).reshape(len(outputs), -1).max(1)
 
 
-def crop(number: int, side: int) -> np.ndarray:
-    """Return a part of one of scikit-learn's two photographs: uint8 (side, side, 3)."""
+def crop(number: int, rows: int, columns: int) -> np.ndarray:
+    """Return a part of one of scikit-learn's two photographs: uint8 (rows, columns, 3)."""
     photo = Image.fromarray(load_sample_image(('china.jpg', 'flower.jpg')[number % 2]))
     # Shrink the photograph, because this removes the artefacts of its own JPEG compression.
-    scale = 1.3 * side / photo.height
+    scale = 1.3 * rows / photo.height
     photo = photo.resize((round(photo.width * scale), round(photo.height * scale)))
-    left = (photo.width - side) * number // IMAGES
-    top = (photo.height - side) * (number * 5 % IMAGES) // IMAGES
-    return np.asarray(photo.crop((left, top, left + side, top + side)))
+    left = (photo.width - columns) * (number % IMAGES) // IMAGES
+    top = (photo.height - rows) * (number * 5 % IMAGES) // IMAGES
+    return np.asarray(photo.crop((left, top, left + columns, top + rows)))
 
 
 @contextmanager
@@ -323,6 +332,9 @@ def main() -> None:
     parser.add_argument('--rates', nargs='*', type=float, metavar='MB/S')
     parser.add_argument('--who', nargs='*', choices=[*WHO, LOCAL])
     parser.add_argument('--outages', action='store_true', help='count starved ticks instead')
+    parser.add_argument('--camera', action='store_true',
+                        help='cameras give JPEGs, which all contestants send as they are if they '
+                             'can (RRTO sends the pixels)')
     parser.add_argument('--count', type=int, default=20)
     parser.add_argument('--out', type=Path,
                         help='file to which lines are appended; what it has is not measured again')
@@ -347,10 +359,11 @@ def measure_all(model: str, cases: list[tuple[float, str]], options: argparse.Na
     known = {json.loads(line)['bench'] for line in lines}
     with tempfile.TemporaryDirectory() as name, private_domain():
         folder = Path(name)
-        said = prepare(model, folder)
+        said = prepare(model, folder, options.camera)
         for rate, who in cases:
-            title = f'calls: {model}, {rate:g} MB/s, {who}' + options.outages * ', outages'
-            if title in known:
+            title = f'calls: {model}, {rate:g} MB/s, {who}' + options.outages * ', outages' \
+                + options.camera * ', camera'
+            if title in known or options.camera and who.endswith(' jpeg'):
                 continue
             if who in RIVALS and RIVALS[who][1] not in os.environ:
                 print(f'left out: {who}, because {RIVALS[who][1]} names no Python',

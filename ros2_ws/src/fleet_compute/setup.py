@@ -10,7 +10,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['backports.zstd; python_version < "3.14"', 'numpy', 'torch>=2.4'],
+    install_requires=['backports.zstd; python_version < "3.14"', 'numpy', 'pillow', 'torch>=2.4'],
     extras_require={'test': ['pytest', 'hypothesis']},
     zip_safe=True,
     maintainer='The ROG founders',

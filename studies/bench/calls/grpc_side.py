@@ -22,7 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from loop import encoder, run, server_of
+from loop import encoder, named, run, server_of
 
 sys.path.append(str(Path(__file__).parents[3] / 'ros2_ws/src/fleet_policy/bench/rivals'))
 from lerobot_side import prepare  # noqa: E402
@@ -42,7 +42,7 @@ def serve(port: int, folder: str) -> None:
 
         def _predict_action_chunk(self, timed: Any) -> Any:
             self.last_processed_obs = timed
-            return answer(timed.get_observation()['image'])
+            return answer(timed.get_observation())
 
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))   # four, as in LeRobot
     services_pb2_grpc.add_AsyncInferenceServicer_to_server(
@@ -74,8 +74,9 @@ def act(port: int, folder: str, form: str, slowdown: float, period: float) -> No
             if data:
                 answers.put(pickle.loads(data))
 
-    def infer(image: Any) -> Any:
-        observation = TimedObservation(time.time(), next(numbers), {'image': encode(image)}, True)
+    def infer(pictures: Any) -> Any:
+        observation = TimedObservation(time.time(), next(numbers),
+                                       named(list(map(encode, pictures))), True)
         stub.SendObservations(send_bytes_in_chunks(
             pickle.dumps(observation), services_pb2.Observation, silent=True))
         return answers.get()

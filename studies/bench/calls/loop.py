@@ -29,8 +29,9 @@ from PIL import Image
 
 QUALITY = 90        # quality of JPEG
 FIRST = 0.5         # pause after the first inference, in seconds
-# maps an image, uint8 (rows, columns, 3), to the model's output
-Infer = Callable[[np.ndarray], np.ndarray]
+# a picture of each camera: uint8 (rows, columns, 3), or a JPEG as the camera gives it
+Pictures = list[Any]
+Infer = Callable[[Pictures], np.ndarray]      # returns the model's output
 
 
 def run(infer: Infer, folder: str, period: float,
@@ -41,7 +42,7 @@ def run(infer: Infer, folder: str, period: float,
     function that returns whether the server took part, and the bytes up, bytes down and round
     trips so far.
     """
-    images, want = (np.load(Path(folder, f'{name}.npy')) for name in ('images', 'outputs'))
+    images, want = pictures_of(folder), np.load(Path(folder, 'outputs.npy'))
     for k in itertools.count():
         began = time.monotonic()
         try:
@@ -56,11 +57,18 @@ def run(infer: Infer, folder: str, period: float,
         time.sleep(max(0.0 if k else FIRST, began + period - time.monotonic()))
 
 
-def encoder(form: str, slowdown: float) -> Callable[[np.ndarray], Any]:
-    """Return a function that encodes an image in the form that a client sends.
+def pictures_of(folder: str) -> list[Pictures]:
+    """Return the pictures of all inferences: JPEGs if the bench has written these."""
+    images = np.load(Path(folder, 'images.npy'))
+    return [[path.read_bytes() if (path := Path(folder, f'{k}_{c}.jpg')).exists() else image
+             for c, image in enumerate(images[k])] for k in range(len(images))]
+
+
+def encoder(form: str, slowdown: float) -> Callable[[Any], Any]:
+    """Return a function that encodes a picture in the form that a client sends.
 
     With 'jpeg' the function returns a JPEG, and takes as long as on a robot that is slower by the
-    factor ``slowdown``. With 'raw' it returns the array itself.
+    factor ``slowdown``. With 'raw' it returns what it gets.
     """
     def encode(image: np.ndarray) -> bytes:
         began = time.thread_time()
@@ -81,18 +89,24 @@ def picture(data: Any) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data))) if isinstance(data, bytes) else data
 
 
-def server_of(folder: str) -> Callable[[Any], np.ndarray]:
+def server_of(folder: str) -> Callable[[dict[str, Any]], np.ndarray]:
     """Return a function that runs a server's model on one thread.
 
-    The function maps the data that a client sends to the output of the model.
+    The function maps the data that a client sends, by camera, to the output of the model.
     """
     import torch
     torch.set_num_threads(1)
     model = torch.export.load(Path(folder, 'model.pt2')).module()
 
-    def answer(data: Any) -> np.ndarray:
-        image = torch.from_numpy(picture(data).transpose(2, 0, 1)[None].copy())
+    def answer(data: dict[str, Any]) -> np.ndarray:
+        images = [torch.from_numpy(picture(data[name]).transpose(2, 0, 1)[None].copy())
+                  for name in sorted(data)]
         with torch.inference_mode():
-            return model(image).numpy()
-    answer(np.load(Path(folder, 'images.npy'))[0])
+            return model(*images).numpy()
+    answer(named(pictures_of(folder)[0]))
     return answer
+
+
+def named(pictures: Pictures) -> dict[str, Any]:
+    """Return pictures by the name of their camera."""
+    return {f'camera{k}': data for k, data in enumerate(pictures)}

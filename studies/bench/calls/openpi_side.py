@@ -14,7 +14,7 @@ import asyncio
 import sys
 from typing import Any
 
-from loop import encoder, run, server_of
+from loop import encoder, named, run, server_of
 
 
 async def serve(port: int, folder: str) -> None:
@@ -28,7 +28,7 @@ async def serve(port: int, folder: str) -> None:
         try:
             while True:
                 asked = msgpack_numpy.unpackb(await connection.recv())
-                await connection.send(msgpack_numpy.packb({'output': answer(asked['image'])}))
+                await connection.send(msgpack_numpy.packb({'output': answer(asked)}))
         except ConnectionClosed:
             return
 
@@ -40,7 +40,7 @@ async def serve(port: int, folder: str) -> None:
 def act(port: int, folder: str, form: str, slowdown: float, period: float) -> None:
     from openpi_client.websocket_client_policy import WebsocketClientPolicy
     policy, encode = WebsocketClientPolicy('127.0.0.1', port), encoder(form, slowdown)
-    run(lambda image: policy.infer({'image': encode(image)})['output'], folder, period)
+    run(lambda pictures: policy.infer(named(list(map(encode, pictures))))['output'], folder, period)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,8 @@ The ordinary program runs under `rrto run`.
     rrto run OPTION ... -- python our_side.py rrto FOLDER SLOWDOWN PERIOD
 
 FOLDER contains, among other files, model.pt, which is the module that `model_of`
-returns. In all three cases the elements of an image are bytes, as cameras give them.
+returns. In all three cases the elements of an image are bytes, as cameras give them; JPEGs are
+decoded on the robot, and LOPInfer may send them as they are.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.links.trace import read_trace
 from fleet_env.vision import import_torchvision
-from loop import run
+from loop import Pictures, picture, pictures_of, run
 from lopinfer_node.model import zoo
 from lopinfer_node.model.pictures import MEAN, STD, OfImages
 from lopinfer_node.runtime.slow import Pause, computing_time
+
+sys.path.append(str(Path(__file__).parents[3] / 'ros2_ws/src/fleet_policy/bench'))
+from act import JOINTS, Act  # noqa: E402
 
 
 class Map(torch.nn.Module):
@@ -39,30 +42,44 @@ class Map(torch.nn.Module):
         return self.model(image)['out']
 
 
+class Cameras(torch.nn.Module):
+    """The ACT-like policy, with joints that do not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = Act().eval()
+        self.register_buffer('state', torch.zeros(1, JOINTS))
+
+    def forward(self, top: torch.Tensor, wrist: torch.Tensor) -> torch.Tensor:
+        return self.act(top, wrist, self.state)
+
+
 def model_of(name: str) -> torch.nn.Module:
-    """Return a model of torchvision with random weights.
+    """Return a model of torchvision, or the ACT-like policy, with random weights.
 
     The model normalises the images itself.
     """
+    if name == 'act':
+        return Cameras().eval()
     model = zoo.load(name)
     dense = type(model).__module__.startswith('torchvision.models.segmentation')
     return OfImages(Map(model) if dense else model, MEAN, STD)
 
 
-def tensor(image: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(image.transpose(2, 0, 1)[None].copy())
+def tensors(pictures: Pictures) -> list[torch.Tensor]:
+    return [torch.from_numpy(picture(data).transpose(2, 0, 1)[None].copy()) for data in pictures]
 
 
-def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
-           here: Callable[[], bool] = lambda: True) -> Callable[[np.ndarray], np.ndarray]:
+def slowed(infer: Callable[..., Any], slowdown: float, here: Callable[[], bool] = lambda: True
+           ) -> Callable[..., Any]:
     """Return ``infer``, slowed down to the speed of the robot.
 
     ``here``: function that returns whether this machine has computed the inference. Inferences that
     this machine has not computed are not slowed down.
     """
-    def slow(image: np.ndarray) -> np.ndarray:
+    def slow(pictures: Pictures) -> Any:
         began = computing_time()
-        got = infer(image)
+        got = infer(pictures)
         if here():
             Pause(slowdown).after(computing_time() - began, at_once=True)
         return got
@@ -70,7 +87,7 @@ def slowed(infer: Callable[[np.ndarray], np.ndarray], slowdown: float,
 
 
 def alone(model: torch.nn.Module, folder: str, slowdown: float, period: float) -> None:
-    run(slowed(lambda image: model(tensor(image)).numpy(), slowdown), folder, period,
+    run(slowed(lambda pictures: model(*tensors(pictures)).numpy(), slowdown), folder, period,
         lambda: (False, 0, 0, 0))
 
 
@@ -86,20 +103,25 @@ class CountingLink(ShapedLink):
 
 def lopinfer(model: torch.nn.Module, folder: str, slowdown: float, period: float, trace: str,
              delay: str, epoch: str) -> None:
-    from lopinfer_node import offload
+    import lopinfer_node
     from lopinfer_node.ros.client_shell import ClientOptions
     from lopinfer_node.runtime.planner import TablePlanner
     link = CountingLink(read_trace(trace) if trace else None, float(delay), float(epoch))
     offloaded = 0
-    with offload(model, example=tensor(np.load(Path(folder, 'images.npy'))[0]),
-                 options=ClientOptions(
-                     TablePlanner(slowdown=slowdown), link=link, slowdown=slowdown)) as shared:
+
+    def decode(pictures: Pictures) -> list[torch.Tensor]:
+        return [lopinfer_node.picture(data) for data in pictures] \
+            if isinstance(pictures[0], bytes) else tensors(pictures)
+    decoded, options = slowed(decode, slowdown), ClientOptions(
+        TablePlanner(slowdown=slowdown), link=link, slowdown=slowdown)
+    with lopinfer_node.offload(model, example=tuple(decode(pictures_of(folder)[0])),
+                               options=options) as shared:
         def told() -> tuple[bool, int, int, int]:
             nonlocal offloaded
             report = shared.report
             before, offloaded = offloaded, report.offloaded
             return offloaded > before, link.sent, report.bytes_down, 0
-        run(lambda image: shared(tensor(image)).numpy(), folder, period, told)
+        run(lambda pictures: shared(*decoded(pictures)).numpy(), folder, period, told)
         print(shared.reason, file=sys.stderr)
 
 
@@ -118,8 +140,9 @@ def rrto(model: torch.nn.Module, folder: str, slowdown: float, period: float) ->
             return False, 0, 0, 0
         stream = port().stream
         return True, stream.sender.bytes, stream.receiver.bytes, port().machine.round_trips
-    run(slowed(lambda image: model(tensor(image).to('cuda')).cpu().numpy(), slowdown, here),
-        folder, period, told)
+    def infer(pictures: Pictures) -> Any:
+        return model(*(x.to('cuda') for x in tensors(pictures))).cpu().numpy()
+    run(slowed(infer, slowdown, here), folder, period, told)
 
 
 if __name__ == '__main__':

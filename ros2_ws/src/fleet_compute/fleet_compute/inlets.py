@@ -1,4 +1,4 @@
-"""Lossless codecs for the tensors that cross a link, and the choice among them.
+"""Codecs for the tensors that cross a link, and the choice among them.
 
 A codec works on a tensor's elements in the order of memory, as unsigned integers of the same size,
 so every bit comes back: the payload of a NaN, the sign of a zero. What is encoded says how
@@ -10,6 +10,9 @@ as they are, and their number of bytes says that they are.
 - `picture`: bytes; the differences between colours and between neighbours in a row, ZSTD.
 - `sparse`: many zeros, such as after a ReLU: a bit for each element, and the others as `planes`.
 - `planes`: bytes of the same significance together, ZSTD where it helps.
+- `file`: a picture, by the file of which both sides decode it (`pictures`).
+- `change`: a picture in bytes, by the differences from the one before, such as of a still camera.
+- `rounded`: not lossless, and only by request: float32 as bfloat16, each within 2^-8 of its value.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ import math
 import struct
 import sys
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from fleet_env.errors import PictureError
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -32,7 +37,10 @@ else:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TABLE, PICTURE, SPARSE, PLANES = 1, 2, 3, 4
+    from .pictures import File
+
+TABLE, PICTURE, SPARSE, PLANES, FILE, ROUNDED, CHANGE = range(1, 8)
+# those that encode any elements
 NAMES = {TABLE: 'table', PICTURE: 'picture', SPARSE: 'sparse', PLANES: 'planes'}
 
 LEAST = 512           # elements of fewer bytes are sent as they are; so are those that take
@@ -55,16 +63,22 @@ UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {
 # codec, bytes of an element, the layout, number of elements
 _HEADER = struct.Struct('<BBBxIIIQ')
 _COUNT = struct.Struct('<I')
+_CHANGE = struct.Struct('<QI')       # number of the former picture, checksum of this one
 _PART = struct.Struct('<BQ')         # whether compressed, bytes
 _SLOTS = 17                          # bits of a place in the hash table of a `table`
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
             0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x2545F4914F6CDD1D, 0xA0761D6478BD642F)
 
 Buffer = bytes | bytearray | memoryview
+Base = Callable[[int], 'NDArray[np.uint8] | None']
 
 
 class CodecError(ValueError):
     """Encoded bytes must be whole and fit the elements that are expected."""
+
+
+class OtherPixels(CodecError):
+    """A file must be decoded to the pixels with which the robot computes."""
 
 
 class Layout(NamedTuple):
@@ -100,25 +114,32 @@ def elements_of(data: Any, itemsize: int) -> NDArray[Any]:
 
 def encode(codec: int, elements: NDArray[Any], layout: Layout) -> bytes | None:
     """Return the elements, (n,) unsigned integers, in fewer bytes; None if the codec cannot."""
-    item, count = elements.itemsize, elements.size
     body = None
     if elements.nbytes >= LEAST and _fits(elements, layout):
         body = _ENCODE[codec](elements, layout)
     if body is None:
         return None
-    whole = b''.join([_HEADER.pack(codec, item, layout.mixed, layout.planes, layout.colours,
-                                   layout.width, count), *body])
+    whole = b''.join([_header(codec, elements, layout), *body])
     return whole if len(whole) < elements.nbytes else None
+
+
+def _header(codec: int, elements: NDArray[Any], layout: Layout) -> bytes:
+    return _HEADER.pack(codec, elements.itemsize, layout.mixed, layout.planes, layout.colours,
+                        layout.width, elements.size)
 
 
 def _fits(elements: NDArray[Any], layout: Layout) -> bool:
     return elements.size % (layout.planes * layout.width) == 0
 
 
-def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
+def decode(data: Buffer, nbytes: int, base: Base = lambda number: None
+           ) -> NDArray[np.uint8]:
     """Return the ``nbytes`` bytes of the elements that were encoded.
 
+    ``base``: returns the picture of a number that a `CHANGE` is of; None: it is not here.
+
     :raises CodecError: the data is damaged, or of another number of bytes; little memory is used.
+    :raises OtherPixels: it is the file of a picture that the other side decodes differently.
     """
     view = memoryview(data).cast('B')
     if len(view) < _HEADER.size:
@@ -126,16 +147,22 @@ def decode(data: Buffer, nbytes: int) -> NDArray[np.uint8]:
                          f'{len(view)}')
     codec, item, mixed, planes, colours, width, count = _HEADER.unpack_from(view)
     layout = Layout(planes, colours, width, bool(mixed))
-    if codec not in _DECODE or item not in UNSIGNED or not count or count * item != nbytes:
-        raise CodecError(f'encoded elements must have a codec of {list(NAMES)}, elements of '
+    known = codec in _DECODE or codec == CHANGE
+    if not known or item not in UNSIGNED or not count or count * item != nbytes:
+        raise CodecError(f'encoded elements must have a known codec, elements of '
                          f'{list(UNSIGNED)} bytes and {nbytes} bytes in all, got codec {codec}, '
                          f'{count} of {item} bytes')
     if mixed > 1 or not planes * colours * width or count % (planes * width) \
             or (mixed and planes != colours):
         raise CodecError(f'{count} elements cannot have the layout {layout}')
     try:
-        found = _DECODE[codec](_Reader(view[_HEADER.size:]), item, count, layout)
-    except (struct.error, ValueError, IndexError, OverflowError, zstd.ZstdError) as error:
+        reader = _Reader(view[_HEADER.size:])
+        found = _decode_change(reader, item, count, base) if codec == CHANGE else \
+            _DECODE[codec](reader, item, count, layout)
+    except OtherPixels:
+        raise
+    except (struct.error, ValueError, IndexError, OverflowError, zstd.ZstdError,
+            PictureError) as error:
         raise CodecError(f'encoded elements are damaged: {error}') from None
     return found.view(np.uint8).reshape(-1)
 
@@ -155,6 +182,9 @@ class _Reader:
 
     def number(self, form: struct.Struct) -> tuple[int, ...]:
         return form.unpack(self.take(form.size))
+
+    def rest(self) -> memoryview:
+        return self.take(len(self._view) - self._at)
 
     def end(self) -> None:
         if self._at != len(self._view):
@@ -366,10 +396,91 @@ def _decode_planes(reader: _Reader, item: int, count: int, layout: Layout) -> ND
     return np.stack(parts, axis=1).reshape(-1).view(UNSIGNED[item])
 
 
+# -- file ------------------------------------------------------------------------------------------
+
+def _of_file(file: File, elements: NDArray[Any], layout: Layout) -> bytes | None:
+    """Return what stands for the elements of a picture; None if it would not be shorter."""
+    facts = _header(FILE, elements, Layout(file.channels, file.channels, file.columns,
+                                           layout.mixed))
+    whole = b''.join([facts, _COUNT.pack(zlib.crc32(elements.data)), file.body])
+    return whole if len(whole) < elements.nbytes else None
+
+
+def _decode_file(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[np.uint8]:
+    shape = layout.colours, count // (layout.planes * layout.width), layout.width
+    if item != 1 or layout.planes != layout.colours:
+        raise CodecError(f'a file must be of one picture of bytes, got {layout} of {item} bytes')
+    from .pictures import pixels_of  # here, as most of those that send tensors send no pictures
+    checksum, = reader.number(_COUNT)
+    pixels = pixels_of(reader.rest(), shape)
+    pixels = np.ascontiguousarray(pixels.transpose(1, 2, 0) if layout.mixed else pixels)
+    if zlib.crc32(pixels.data) != checksum:
+        raise OtherPixels('the pixels differ from those of the robot, as with another version of '
+                          'Pillow: pip install the same on both; until then it sends pixels')
+    return pixels.reshape(-1)
+
+
+# -- change ----------------------------------------------------------------------------------------
+
+def _changed(number: int, elements: NDArray[np.uint8], layout: Layout, change: Buffer
+             ) -> bytes | None:
+    """Return what stands for elements, from how they ``change`` since picture ``number``."""
+    whole = b''.join([_header(CHANGE, elements, layout),
+                      _CHANGE.pack(number, zlib.crc32(elements.data)), change])
+    return whole if len(whole) < elements.nbytes else None
+
+
+def _decode_change(reader: _Reader, item: int, count: int, base: Base) -> NDArray[np.uint8]:
+    number, checksum = reader.number(_CHANGE)
+    former, data = base(number), reader.rest()
+    if item != 1 or former is None or former.size != count:
+        raise CodecError(f'a change must be of {count} bytes that are here; those of request '
+                         f'{number} are not')
+    found = former + (np.frombuffer(data, np.uint8) if len(data) == count else decode(data, count))
+    if zlib.crc32(found.data) != checksum:
+        raise CodecError('a change must be of the picture that is here')
+    return found
+
+
+class Frames:
+    """The pictures of the last two requests that have come, for changes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[Hashable, NDArray[np.uint8]]] = {}
+
+    def keep(self, number: int, key: Hashable, picture: Buffer) -> None:
+        """Keep a copy of the bytes of a picture of request ``number``."""
+        if number not in self._kept:
+            self._kept = dict([*self._kept.items()][-1:]) | {number: {}}
+        self._kept[number][key] = np.frombuffer(picture, np.uint8).copy()
+
+    def base(self, key: Hashable, number: int) -> NDArray[np.uint8] | None:
+        """Return the bytes of a picture; None: they are not here."""
+        return self._kept.get(number, {}).get(key)
+
+
+# -- rounded ---------------------------------------------------------------------------------------
+
+def _rounded(elements: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    """Return the bfloat16 that are nearest to float32, both as integers; of two, the even one."""
+    up = elements + (np.uint32(0x7FFF) + ((elements >> np.uint32(16)) & np.uint32(1)))
+    nan = (elements & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    up[nan] = elements[nan] | np.uint32(0x400000)       # stays NaN, whatever its payload is
+    return (up >> np.uint32(16)).astype(np.uint16)
+
+
+def _decode_rounded(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[Any]:
+    data = reader.rest()
+    if item != 4:
+        raise CodecError(f'rounded elements must have 4 bytes, got {item}')
+    half = np.frombuffer(data, np.uint8) if len(data) == 2 * count else decode(data, 2 * count)
+    return half.view(np.uint16).astype(np.uint32) << np.uint32(16)
+
+
 _ENCODE: dict[int, Any] = {TABLE: _encode_table, PICTURE: _encode_picture, SPARSE: _encode_sparse,
                            PLANES: _encode_planes}
 _DECODE: dict[int, Any] = {TABLE: _decode_table, PICTURE: _decode_picture, SPARSE: _decode_sparse,
-                           PLANES: _decode_planes}
+                           PLANES: _decode_planes, FILE: _decode_file, ROUNDED: _decode_rounded}
 
 
 # -- the choice ------------------------------------------------------------------------------------
@@ -393,15 +504,23 @@ class Inlet:
         self._uses, self._rate = 0, 1.0
         self._seconds: dict[int, float] = {}    # that a codec takes for each byte of elements
 
-    def encoded(self, elements: NDArray[Any], layout: Layout, rate: float) -> Buffer:
-        """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s."""
-        raw = elements.view(np.uint8).reshape(-1).data
-        self.ratio = 1.0
-        if not 0 < rate < FASTEST or elements.nbytes < max(LEAST, SHORTEST * rate):
-            return raw
+    def expects(self, elements: NDArray[Any], layout: Layout, rate: float) -> float:
+        """Return the seconds for each byte of elements until it is decoded, by the last comparison.
+
+        Codecs are compared now if the last comparison is old.
+        """
         if self._uses % AGAIN == 0 or rate > 2 * self._rate or rate < self._rate / 2:
             self.choose(elements, layout, rate)
         self._uses += 1
+        return self._lasts(self.codec, self.expected, rate) if self.codec else 1 / rate
+
+    def encoded(self, elements: NDArray[Any], layout: Layout, rate: float) -> Buffer:
+        """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s.
+
+        By the codec of the last `expects`.
+        """
+        raw = _raw(elements)
+        self.ratio = 1.0
         if not self.codec:
             return raw
         began = time.thread_time()
@@ -448,19 +567,69 @@ class Inlets:
     """The inlets of all tensors that cross one link in one direction, by any key.
 
     :param rate: returns the rate of the link in bytes/s.
+    :param rounded: whether float32 may be rounded, see `ROUNDED`.
+    :param changes: whether the other side keeps `Frames`, and `note` is called.
+
+    ``files``: whether the other side decodes files to the same pixels.
     """
 
-    def __init__(self, rate: Callable[[], float]) -> None:
-        self._rate = rate
+    def __init__(self, rate: Callable[[], float], rounded: bool = False, changes: bool = False
+                 ) -> None:
+        self._rate, self._rounded, self._changes = rate, rounded, changes
+        self.files = True
         self._inlets: OrderedDict[Hashable, Inlet] = OrderedDict()
+        # by key, pictures of this request, and of the one before, `_number`, if it was answered
+        self._sent: dict[Hashable, NDArray[np.uint8]] = {}
+        self._bases: dict[Hashable, NDArray[np.uint8]] = {}
+        self._number = 0
 
-    def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout) -> Buffer:
-        """Return the elements of one tensor as they are sent; see `Inlet.encoded`."""
+    def note(self, answered: int) -> None:
+        """Note the end of a request; ``answered``: its number, or 0 if it has no answer.
+
+        With an answer, its pictures are at the other side, and the next ones may be changes.
+        """
+        self._number, self._bases, self._sent = answered, self._sent if answered else {}, {}
+
+    def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout,
+                file: File | None = None, floats: bool = False) -> Buffer:
+        """Return the (n,) elements of one tensor, unsigned integers, as they are sent.
+
+        ``floats``: whether they are float32. ``file``: of the picture that they are; None: of none.
+        """
+        if floats and self._rounded and elements.nbytes >= LEAST:
+            return _header(ROUNDED, elements, layout) + self.encoded(
+                key, _rounded(elements), layout)
+        if elements.itemsize == 1 and self._changes:
+            self._sent[key] = elements.copy()   # their memory may be the camera's
+        rate = self._rate()
+        if not 0 < rate < FASTEST or elements.nbytes < max(LEAST, SHORTEST * rate):
+            return _raw(elements)
+        inlet = self._inlet(key)
+        seconds = inlet.expects(elements, layout, rate)
+        if file is not None and self.files \
+                and (data := _of_file(file, elements, layout)) is not None \
+                and file.seconds + len(data) / rate < seconds * elements.nbytes:
+            return data
+        base = self._bases.get(key)
+        if base is not None and base.size == elements.size:
+            change, other = elements - base, self._inlet((CHANGE, key))
+            if other.expects(change, layout, rate) < seconds:
+                data = _changed(self._number, elements, layout,
+                                other.encoded(change, layout, rate))
+                if data is not None and len(data) / rate < seconds * elements.nbytes:
+                    return data     # else more has changed than was expected
+        return inlet.encoded(elements, layout, rate)
+
+    def _inlet(self, key: Hashable) -> Inlet:
         inlet = self._inlets.setdefault(key, Inlet())
         self._inlets.move_to_end(key)
         if len(self._inlets) > MOST:
             self._inlets.popitem(last=False)
-        return inlet.encoded(elements, layout, self._rate())
+        return inlet
+
+
+def _raw(elements: NDArray[Any]) -> memoryview:
+    return elements.view(np.uint8).reshape(-1).data
 
 
 def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layout]:
@@ -480,9 +649,27 @@ def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layou
     return np.ascontiguousarray(rows[..., begin:begin + number, :]).reshape(-1), layout
 
 
-def share(elements: NDArray[Any], layout: Layout, rate: float) -> float:
+def shortened(data: Buffer) -> Buffer:
+    """Return bytes, such as those of weights, in fewer ones if they look like float32."""
+    found = None if len(data) % 4 else encode(PLANES, elements_of(data, 4), Layout(
+        1, 1, max(1, len(data) // 4), False))
+    return data if found is None else found
+
+
+def lengthened(data: Buffer, nbytes: int) -> Buffer:
+    """Return the ``nbytes`` bytes of which `shortened` has made these.
+
+    :raises CodecError: see `decode`.
+    """
+    return data if len(data) == nbytes else decode(data, nbytes).data
+
+
+def share(elements: NDArray[Any], layout: Layout, rate: float, file: File | None = None) -> float:
     """Return the bytes that would be sent for each byte of these elements, by a part of them."""
     inlet = Inlet()
     if elements.nbytes >= LEAST:
         inlet.choose(elements, layout, rate)
-    return inlet.expected
+    shares = [inlet.expected]
+    if file is not None and (data := _of_file(file, elements, layout)) is not None:
+        shares.append(len(data) / elements.nbytes)
+    return min(shares)

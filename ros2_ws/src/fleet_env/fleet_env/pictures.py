@@ -93,19 +93,21 @@ def from_message(message: Any, name: str) -> Picture:
     return Picture(name, message.data, raw)
 
 
-def decode(picture: Picture, size: tuple[int, int] | None, channels: int) -> NDArray[np.uint8]:
+def decode(picture: Picture, size: tuple[int, int] | None, channels: int, most: int = LARGEST
+           ) -> NDArray[np.uint8]:
     """Return the pixels, (channels, rows, columns), scaled to ``size``, (rows, columns).
 
     The image is set upright according to its EXIF data. Only the higher 8 bits of 16-bit values
     are used; transparency is ignored. ``size`` None: the image keeps its size.
 
     :param channels: 3: red, green and blue; 1: grey.
+    :param most: number of pixels that the image may have.
     :raises PictureError: the image is not a JPEG or PNG, is damaged or is too large; the
         message names the image.
     """
     mode = 'RGB' if channels == 3 else 'L'
     with _named(picture):
-        image = _opened(picture)
+        image = _opened(picture, most)
         orientation = image.getexif().get(_ORIENTATION, 1)
         if size:
             # Pillow's (width, height), of the image before it is set upright
@@ -119,6 +121,18 @@ def decode(picture: Picture, size: tuple[int, int] | None, channels: int) -> NDA
             image = image.transpose(_UPRIGHT[orientation])
     pixels = np.array(image, np.uint8).reshape(image.height, image.width, channels)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def stored_size(picture: Picture) -> tuple[int, int]:
+    """Return the rows and columns that an image states, not yet set upright.
+
+    :raises PictureError: see `decode`.
+    """
+    if picture.raw:
+        return picture.raw.height, picture.raw.width
+    with _named(picture):
+        image = _opened(picture)
+    return image.height, image.width
 
 
 def decode_depth(picture: Picture) -> NDArray[Any]:
@@ -156,12 +170,12 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
-def _opened(picture: Picture) -> Image.Image:
+def _opened(picture: Picture, most: int = LARGEST) -> Image.Image:
     if picture.raw:
         return Image.fromarray(_unpacked(picture.raw, picture.data))
     image = Image.open(io.BytesIO(picture.data), formats=FORMATS)
-    if image.width * image.height > LARGEST:
-        raise ValueError(f'{image.width} x {image.height} pixels; at most {LARGEST} are accepted')
+    if image.width * image.height > most:
+        raise ValueError(f'{image.width} x {image.height} pixels; at most {most} are accepted')
     return image
 
 

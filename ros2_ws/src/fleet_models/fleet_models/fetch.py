@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fleet_compute.inlets import CodecError, lengthened
+
 from . import wire
 from .errors import FollowError
 from .parts import MOST_HEADER, Index, join, read_index, split
@@ -93,13 +95,17 @@ class Fetch:
             return None, self._begin()
         size = self._missing[part.digest]
         held = self._partial.setdefault(part.digest, bytearray())
-        if part.total != size or part.offset != len(held) \
-                or len(part.data) != min(asked.length, size - part.offset):
+        length = min(asked.length, size - part.offset)
+        try:
+            if part.total != size or part.offset != len(held):
+                raise CodecError('it is of another place')
+            held += lengthened(part.data, length)
+        except CodecError as error:
             self._end()
             raise FollowError(f'a part must continue what is here, {len(held)} of {size} bytes, '
-                              f'got {len(part.data)} at {part.offset} of {part.total}')
-        held += part.data
-        self.got += len(part.data)
+                              f'got {len(part.data)} at {part.offset} of {part.total}: {error}'
+                              ) from None
+        self.got += length
         if len(held) < size:
             return None, self._questions()
         del self._partial[part.digest], self._missing[part.digest]

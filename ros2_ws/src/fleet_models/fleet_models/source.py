@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from typing import Any, NamedTuple
 
+from fleet_compute.inlets import shortened
 from fleet_env.versions import Version
 
 from . import wire
@@ -91,5 +92,5 @@ class Source:
                     raise FollowError(f'a part must begin within {len(whole)} bytes and have 1 to '
                                       f'{wire.PART_BYTES}, got {wanted.length} at {wanted.offset}')
                 data = whole[wanted.offset:wanted.offset + wanted.length]
-                return wire.part(wanted.digest, wanted.offset, len(whole), data)
+                return wire.part(wanted.digest, wanted.offset, len(whole), shortened(data))
         return wire.part(wanted.digest, wanted.offset, wire.GONE)

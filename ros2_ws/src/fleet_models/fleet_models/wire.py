@@ -1,9 +1,10 @@
 """The messages of a session between a fleet's server and a reader of its model.
 
 Each message is a kind, a byte, and what belongs to it. Server to reader: ANNOUNCE (JSON of an
-`Announcement`), PART (digest, offset, total size, data). Reader to server: WANT (digest, offset,
-length), DROP (answer no earlier question; each gets a PART that has `GONE`), SAYS (JSON of what the
-reader does with versions, for people). An announcement overtakes answers.
+`Announcement`), PART (digest, offset, total size, data, which `fleet_compute.inlets.shortened`).
+Reader to server: WANT (digest, offset, length), DROP (answer no earlier question; each gets a PART
+that has `GONE`), SAYS (JSON of what the reader does with versions, for people). An announcement
+overtakes answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fleet_env.versions import Version, description, version_from
 from .errors import FollowError
 from .parts import DIGEST
 
-PROTOCOL = 2
+PROTOCOL = 3
 ANNOUNCE, PART, WANT, SAYS, DROP = range(5)
 PART_BYTES = 16 << 10      # maximum bytes of a part; on a slow link, an announcement waits for one
 MOST_TEXT = 16 << 10       # maximum bytes of a message in JSON

@@ -130,6 +130,7 @@ class LeRobotPolicy(Policy):
         try:
             from lerobot.configs.policies import PreTrainedConfig
             from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+            from lerobot.processor import DeviceProcessorStep
         except ImportError as error:
             raise PolicyError(f'a policy of LeRobot needs lerobot 0.4 or newer: {error}; pip '
                               'install lerobot') from None
@@ -142,8 +143,6 @@ class LeRobotPolicy(Policy):
             path, config=config, local_files_only=True)
         self._policy = policy.eval()
         self._names = list(config.input_features)
-        if weights:
-            _load(weights, self._policy, self.model())
         missing = sorted(set(self._names) - set(contract.observations))
         if missing:
             raise PolicyError(f'the contract must have an observation {missing[0]!r}, which the '
@@ -151,16 +150,19 @@ class LeRobotPolicy(Policy):
         self._before, self._after = make_pre_post_processors(
             config, pretrained_path=str(path),
             preprocessor_overrides={'device_processor': {'device': 'cpu'}})
+        # the node decides where the network computes; its inputs are there
+        self._before.steps = [step for step in self._before.steps
+                              if not isinstance(step, DeviceProcessorStep)]
+        if weights:
+            _load(weights, self._policy, self.model())
 
     def model(self) -> torch.nn.Module:
-        """Return the network as a module that takes the processed input features."""
-        return _Chunks(self._policy, self._names)
+        """Return a module that processes the input features and calls the network."""
+        return _Chunks(self._policy, self._names, self._before)
 
     def observe(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the processed input features in the order of the policy's configuration."""
-        ready = self._before({name: x.float() / 255 if x.dtype == torch.uint8 else x
-                              for name, x in batch.items() if name in self._names})
-        return tuple(ready[name] for name in self._names)
+        """Return the input features in the order of the policy's configuration, images as uint8."""
+        return tuple(batch[name] for name in self._names)
 
     def actions(self, output: Any) -> torch.Tensor:
         """Return the actions in the units of the policy's training data."""
@@ -176,10 +178,9 @@ class LeRobotPolicy(Policy):
             if isinstance(step, NormalizerProcessorStep):   # its statistics are on the CPU
                 actions = transition_to_policy_action(step(create_transition(
                     action=actions.cpu()))).to(device)
-        policy = model.train().policy
-        assert isinstance(policy, torch.nn.Module)
-        found = policy({**dict(zip(self._names, inputs, strict=True)), 'action': actions,
-                        'action_is_pad': ~there})
+        model.train()
+        assert isinstance(model, _Chunks)
+        found = model.policy({**model.ready(inputs), 'action': actions, 'action_is_pad': ~there})
         return found[0] if isinstance(found, tuple) else found
 
     def save(self, folder: str) -> None:
@@ -195,9 +196,17 @@ class LeRobotPolicy(Policy):
 
 
 class _Chunks(torch.nn.Module):
-    def __init__(self, policy: Any, names: list[str]) -> None:
+    """A policy of LeRobot and its processor, which is a part of the model as in `Scaled`."""
+
+    def __init__(self, policy: Any, names: list[str], before: Any) -> None:
         super().__init__()
-        self.policy, self._names = policy, names
+        self.policy, self._names, self._before = policy, names, before
+
+    def ready(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what the network takes for inputs as `LeRobotPolicy.observe` returns them."""
+        found = self._before({name: x.float() / 255 if x.dtype == torch.uint8 else x
+                              for name, x in zip(self._names, inputs, strict=True)})
+        return {name: found[name] for name in self._names}
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.policy.predict_action_chunk(dict(zip(self._names, inputs, strict=True)))
+        return self.policy.predict_action_chunk(self.ready(inputs))

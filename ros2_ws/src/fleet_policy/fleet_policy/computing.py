@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fleet_compute.pictures import same
 from lopinfer_node.api import OffloadedModel
 from lopinfer_node.followed import FollowedModel
 from torch.utils import _pytree as pytree
@@ -124,7 +125,7 @@ def _text(method: str, error: Exception) -> str:
 def on_device(network: Network, device: torch.device) -> Network:
     """Return a network that takes and returns CPU tensors, for one that computes on `device`."""
     def moving(*inputs: torch.Tensor) -> Any:
-        output = network(*(x.to(device) for x in inputs))
+        output = network(*(same(x, x.to(device)) for x in inputs))
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, output)
     return moving
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from fleet_compute.pictures import same
 from fleet_models import Follower, Replacing
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
@@ -24,6 +25,7 @@ from fleet_ros.publishers import publishers, several
 from lopinfer_node.api import offload
 from lopinfer_node.followed import FollowedModel
 from lopinfer_node.ros.client_shell import ClientOptions
+from lopinfer_node.runtime.client import Settings
 from lopinfer_node.runtime.planner import TablePlanner
 from rclpy.clock import Clock, ClockType
 from rclpy.duration import Duration
@@ -147,11 +149,12 @@ class PolicyNode(ManagedNode):
         where: Callable[[], str] = partial(str, SERVER)
         if s.inference == 'lopinfer':
             planner = TablePlanner(s.method, latency=s.link.latency, slowdown=s.slowdown)
-            options = ClientOptions(planner, s.server, link=s.shaped_link(), slowdown=s.slowdown,
-                                    access=s.security)
+            options = ClientOptions(
+                planner, s.server, Settings(precision=s.precision), s.shaped_link(),
+                slowdown=s.slowdown, access=s.security)
             self._shared = self.held.enter_context(offload(
-                model, example=tuple(x.to(device) for x in inputs), robot=robot, options=options,
-                follow=follow))
+                model, example=tuple(same(x, x.to(device)) for x in inputs), robot=robot,
+                options=options, follow=follow))
             network, where = by_lopinfer(self._shared)
             shared = on_device(network, device)
             if isinstance(self._shared, FollowedModel):

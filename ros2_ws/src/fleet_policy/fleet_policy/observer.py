@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_compute.pictures import tensor_of, typical
 from fleet_env.errors import PictureError
-from fleet_env.pictures import decode, from_message
+from fleet_env.pictures import from_message
 
 from .contract import Contract, Observation
 from .errors import DataFault
@@ -191,14 +192,14 @@ def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
 def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
     """Return a message's pixels, uint8 (1, 3, height, width), scaled to the size in ``entry``."""
     try:
-        pixels = decode(from_message(message, entry.topic), (entry.height, entry.width), 3)
+        return tensor_of(from_message(message, entry.topic), (entry.height, entry.width),
+                         reverse=entry.encoding == 'bgr8')
     except PictureError as error:
         raise DataFault(f'observations.{name}: {error}', name) from None
-    found = torch.from_numpy(pixels)[None]
-    return found.flip(1) if entry.encoding == 'bgr8' else found
 
 
-def blank(contract: Contract) -> Batch:
-    """Return a batch of zeros with the shapes and types of the contract."""
-    return {name: torch.zeros(entry.shape, dtype=torch.uint8 if entry.is_image else torch.float32)
+def usual(contract: Contract) -> Batch:
+    """Return a batch with the shapes and types of the contract: usual pictures, and zeros."""
+    return {name: typical(entry.height, entry.width, entry.type.endswith('CompressedImage'))
+            if entry.is_image else torch.zeros(entry.shape)
             for name, entry in contract.observations.items()}

@@ -9,12 +9,14 @@ from fleet_env.settings.fleet import DEVICE, AccessConfig
 from fleet_models.settings import FollowSettings
 from fleet_ros.link import LinkSettings
 from fleet_ros.managed import ManagedSettings
+from lopinfer_node.runtime.client import PrecisionSettings
 from lopinfer_node.runtime.planner import LOSS, METHODS
 
 from .core.config import CoreSettings
 
 
-class PolicySettings(ManagedSettings, LinkSettings, FollowSettings, CoreSettings):
+class PolicySettings(ManagedSettings, LinkSettings, FollowSettings, PrecisionSettings,
+                     CoreSettings):
     """Settings of the policy's node."""
 
     security: AccessConfig = AccessConfig()

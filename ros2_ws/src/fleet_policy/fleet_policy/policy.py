@@ -16,7 +16,7 @@ from rog_tasks.loading import load_object
 from .contract import Contract, make_contract, read_contract
 from .core.chunks import Actions
 from .errors import PolicyError
-from .observer import Batch, blank
+from .observer import Batch, usual
 
 PREFIX, PREFIX_COUNT = 'prefix', 'prefix_count'
 
@@ -159,5 +159,5 @@ def chunk_of(policy: Policy, output: Any) -> Actions:
 
 
 def example(policy: Policy, contract: Contract) -> tuple[torch.Tensor, ...]:
-    """Return inputs of the model for observations that are all zero."""
-    return inputs_of(policy, blank(contract), None, contract.size)
+    """Return inputs of the model for usual pictures and numbers that are zero."""
+    return inputs_of(policy, usual(contract), None, contract.size)

@@ -9,14 +9,16 @@ import numpy as np
 import PIL.Image
 import pytest
 import yaml
+from fleet_compute.pictures import file_of
 from fleet_env.pictures import decode, from_message
 from fleet_policy.actions import Writer
 from fleet_policy.contract import make_contract, read_contract
 from fleet_policy.core.machine import ACT, HOLD, NOTHING, STOP, Command
 from fleet_policy.errors import ContractError, DataFault
-from fleet_policy.observer import Observer, batch_of, blank, image
+from fleet_policy.observer import Observer, batch_of, image, usual
+from fleet_policy.policy import example, inputs_of
 from fleet_policy.sources import made_up
-from policies import CONTRACT
+from policies import CONTRACT, Small
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 
@@ -42,7 +44,7 @@ def changed(**at):
 def test_a_contract_states_shapes_and_usual_fields():
     contract = make_contract(CONTRACT)
     assert contract.size == 4 and contract.rate == 20.0
-    assert {name: tuple(x.shape) for name, x in blank(contract).items()} == {
+    assert {name: tuple(x.shape) for name, x in usual(contract).items()} == {
         'top': (1, 3, 24, 32), 'state': (1, 3)}
     assert contract.observations['state'].field == 'position'
     assert contract.actions['arm'].field == 'data'
@@ -343,3 +345,19 @@ actions:
     found = read_contract(file)
     assert found.observations['state'].names == ('1', '1_000', 'on')
     assert found.actions['command'].names == ('1', '0x10', 'off')
+
+
+def test_the_inputs_of_a_model_remember_the_file_of_a_camera():
+    """So LOPInfer may send the JPEG as it came; see `fleet_compute.pictures`."""
+    contract = make_contract(changed(observations__top__type='sensor_msgs/msg/CompressedImage',
+                                     observations__top__encoding='bgr8'))
+    out = io.BytesIO()
+    PIL.Image.fromarray(np.arange(24 * 32 * 3, dtype=np.uint8).reshape(24, 32, 3)).save(out, 'PNG')
+    message = CompressedImage(format='png', data=out.getvalue())
+    policy, values = Small(), {'top': message, 'state': np.zeros(3, np.float32)}
+    inputs = inputs_of(policy, batch_of(contract, values), None, 4)
+    assert [bytes(file.body).endswith(out.getvalue()) if (file := file_of(x)) else None
+            for x in inputs] == [True, None]
+    np.testing.assert_array_equal(inputs[0][0], image('top', contract.observations['top'],
+                                                      message)[0].numpy())
+    assert [file_of(x) is None for x in example(policy, contract)] == [False, True]

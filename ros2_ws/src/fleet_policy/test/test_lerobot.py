@@ -17,7 +17,7 @@ from fleet_env.weights import state_bytes
 from fleet_policy.adapters import LeRobotPolicy
 from fleet_policy.contract import make_contract
 from fleet_policy.errors import PolicyError
-from fleet_policy.observer import blank
+from fleet_policy.observer import usual
 from fleet_policy.policy import chunk_of, inputs_of
 from lopinfer_node.model.traced import trace
 from rog_tasks.errors import TaskError
@@ -140,11 +140,10 @@ def test_the_loss_is_that_of_lerobot(task, saved):
     assert 0 < there.sum() < there.numel()
     torch.manual_seed(5)
     got = made.loss(model, (inputs, actions, there))
-    ready = before({'action': actions, 'observation.state': torch.zeros(len(actions), 3)})
+    ready = before({'action': actions, 'observation.images.top': inputs[0] / 255,
+                    'observation.state': inputs[1]})
     torch.manual_seed(5)
-    want, _ = copy.deepcopy(policy).train()({
-        'observation.images.top': inputs[0], 'observation.state': inputs[1],
-        'action': ready['action'], 'action_is_pad': there[..., 0] == 0})
+    want, _ = copy.deepcopy(policy).train()({**ready, 'action_is_pad': there[..., 0] == 0})
     torch.testing.assert_close(got, want)
     assert try_out(task(), task().model()).odd == ()
     with pytest.raises(TaskError, match='must give actions that can be differentiated, or have a'):
@@ -217,7 +216,7 @@ def _other(folder):
 
 def test_lopinfer_can_share_it(saved):
     mine = LeRobotPolicy(str(saved[0]), CONTRACT)
-    inputs = inputs_of(mine, blank(CONTRACT), None, 2)
+    inputs = inputs_of(mine, usual(CONTRACT), None, 2)
     assert len(trace(mine.model().eval(), *inputs).graph) > 50
 
 

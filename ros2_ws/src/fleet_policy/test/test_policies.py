@@ -9,7 +9,7 @@ from fleet_policy.adapters import LeRobotPolicy, Scaled, TorchPolicy
 from fleet_policy.contract import make_contract
 from fleet_policy.core.config import CoreSettings
 from fleet_policy.errors import DataFault, PolicyError
-from fleet_policy.observer import batch_of, blank
+from fleet_policy.observer import batch_of, usual
 from fleet_policy.policy import chunk_of, example, inputs_of, load_contract, load_policy
 from fleet_policy.replay import replay
 from fleet_policy.sources import generated, recorded
@@ -52,7 +52,7 @@ def test_any_torch_module_is_a_policy_and_images_cross_the_link_in_8_bits(tmp_pa
     save_file(Scaled(net).state_dict(), tmp_path / 'acted/models/1/model.safetensors')
     policy = load_policy('fleet_policy.adapters:TorchPolicy', {
         'module': 'policies:Net', 'weights': str(tmp_path / run)}, CONTRACT_OF)
-    batch = {**blank(CONTRACT_OF), 'top': torch.randint(0, 256, (1, 3, 24, 32), dtype=torch.uint8)}
+    batch = {**usual(CONTRACT_OF), 'top': torch.randint(0, 256, (1, 3, 24, 32), dtype=torch.uint8)}
     inputs = inputs_of(policy, batch, None, 4)
     assert inputs[0].dtype == torch.uint8
     with torch.no_grad():
@@ -85,12 +85,12 @@ def test_a_module_whose_forward_does_not_take_the_observations_is_refused_with_t
 def test_a_policy_that_inpaints_sees_what_will_be_executed_and_keeps_it():
     policy = Inpainting()
     prefix = np.arange(20, dtype=np.float32).reshape(5, 4)
-    inputs = inputs_of(policy, blank(CONTRACT_OF), prefix, 4)
+    inputs = inputs_of(policy, usual(CONTRACT_OF), prefix, 4)
     with torch.no_grad():
         made = chunk_of(policy, policy.model()(*inputs))
     assert made.shape == (LENGTH, 4)
     np.testing.assert_array_equal(made[:5], prefix)
-    assert inputs_of(policy, blank(CONTRACT_OF), None, 4)[3].tolist() == [0]
+    assert inputs_of(policy, usual(CONTRACT_OF), None, 4)[3].tolist() == [0]
     assert [x.shape for x in example(policy, CONTRACT_OF)] == [x.shape for x in inputs]
 
 

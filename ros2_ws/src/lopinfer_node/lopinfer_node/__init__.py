@@ -1,12 +1,12 @@
 """LOPInfer: robot and server share one inference at the granularity of local operations.
 
-`offload` and `offloaded` are the interface. They are imported only when a program uses them,
-because planning and profiles need no ROS.
+`offload`, `offloaded` and `picture` are the interface. They are imported only when a program uses
+them, because planning and profiles need no ROS.
 """
 
 from typing import Any
 
-__all__ = ['offload', 'offloaded']
+__all__ = ['offload', 'offloaded', 'picture']
 
 
 def __getattr__(name: str) -> Any:

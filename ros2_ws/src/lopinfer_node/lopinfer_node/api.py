@@ -21,6 +21,8 @@ from typing import Any
 import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
+from fleet_compute.pictures import same, tensor_of
+from fleet_env.pictures import Picture
 from fleet_models import Follower, FollowOptions
 from fleet_models.following import TRACING
 from fleet_ros.exposure import team_key
@@ -135,9 +137,8 @@ class OffloadedModel:
         kwargs = dict(sorted(kwargs.items()))
         self._take(args, kwargs, apart=False)
         copies: dict[int, Any] = {}   # by the input, because one tensor may be two inputs
-        self._example = pytree.tree_map(lambda leaf: copies.setdefault(
-            id(leaf), leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf),
-            (args, kwargs))
+        self._example = pytree.tree_map_only(torch.Tensor, lambda leaf: copies.setdefault(
+            id(leaf), same(leaf, leaf.detach().clone())), (args, kwargs))
 
     def again(self, robot: str, options: ClientOptions) -> OffloadedModel:
         """Share the model as it was traced here for another robot, without a trace of its own."""
@@ -318,7 +319,7 @@ class _Given:
 
 def _varied(leaves: list[Any]) -> list[torch.Tensor] | None:
     """Return copies of the model's inputs if they look like real ones; None if all are constant."""
-    tensors = [leaf.detach().clone() for leaf in leaves]
+    tensors = [same(leaf, leaf.detach().clone()) for leaf in leaves]
     return tensors if any(t.numel() and bool((t != t.flatten()[0]).any()) for t in tensors) else \
         None
 
@@ -384,6 +385,19 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
         yield shared
     finally:
         shared.close()
+
+
+def picture(data: bytes, size: tuple[int, int] | None = None, channels: int = 3) -> torch.Tensor:
+    """Decode a JPEG or PNG, which crosses the link as it is if a shared model takes the result.
+
+    The model takes pixels of one byte, so it scales them itself.
+
+    :param size: rows and columns; None: those of the picture.
+    :param channels: 3: red, green and blue; 1: grey.
+    :returns: uint8 (1, channels, rows, columns).
+    :raises PictureError: it is not a JPEG or PNG, is damaged or too large.
+    """
+    return tensor_of(Picture('the picture', data), size, channels)
 
 
 def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[..., Any]],

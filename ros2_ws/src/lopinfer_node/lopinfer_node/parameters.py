@@ -111,6 +111,9 @@ class ClientSettings(NodeSettings, FollowSettings, Settings):
                                'its own', empty=True)
     height: int = setting(224, "rows of the model's input; images are scaled to it", ge=1, le=8192)
     width: int = setting(224, "columns of the model's input", ge=1, le=8192)
+    image_transport: Literal['raw', 'compressed'] = setting(
+        'raw', 'raw: images come on topic image; compressed: JPEG or PNG on image/compressed, sent '
+               'to the server as they are where that takes less time')
     mean: tuple[float, ...] = setting(MEAN, 'value subtracted from each channel, which is 0 to 1')
     std: tuple[float, ...] = setting(STD, 'divisor of each channel after the subtraction')
     server: str = setting('/lopinfer', 'namespace of the server; several, separated by commas: the '

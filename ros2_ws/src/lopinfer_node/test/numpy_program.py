@@ -13,6 +13,7 @@ from lopinfer_node.model.footprint import identity, whole, window
 from lopinfer_node.model.graph import Graph, Kind, Node
 from lopinfer_node.planning.plan import DEVICE, Plan
 from lopinfer_node.runtime.choice import PlannedTable
+from lopinfer_node.runtime.execution import Form
 
 PRIME = 1_000_003
 
@@ -101,8 +102,9 @@ class Run:
         assert self.there[t.node][t.lo:t.hi].all(), 'sends what is not there'
         return memoryview(self.values[t.node][t.lo:t.hi].copy()).cast('B')
 
-    def layout(self, transfer):
-        return 8, layout_of([len(self.piece(transfer)) // 8])
+    def form(self, transfer):
+        t = self.program.plan.transfers[transfer]
+        return Form(8, layout_of([t.hi - t.lo]))
 
     def deliver(self, transfer, data):
         t = self.program.plan.transfers[transfer]

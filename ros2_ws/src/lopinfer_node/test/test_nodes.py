@@ -4,6 +4,7 @@ The tests compare results with the model on one machine, kill a server, share a 
 robots, and run both nodes.
 """
 
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import PIL.Image
 import pytest
 import rclpy
 import torch
@@ -933,13 +935,13 @@ def test_the_decorator_gives_the_function_the_shared_model():
 class Camera:
     """A node that publishes a picture again and again, and takes the `results`.
 
-    ``x``: the picture as a model for ImageNet gets it.
+    ``x``: the picture as a model for ImageNet gets it. ``compressed``: as a PNG.
     """
 
-    def __init__(self):
+    def __init__(self, compressed=False):
         from lopinfer_msgs.msg import Result
         from lopinfer_node.qos import IMAGE, RESULT
-        from sensor_msgs.msg import Image
+        from sensor_msgs.msg import CompressedImage, Image
         image = Image(height=32, width=40, encoding='bgr8', step=120,
                       data=np.random.default_rng(0).integers(0, 256, 32 * 120, np.uint8))
         pixels = torch.from_numpy(np.array(image.data).reshape(32, 40, 3)[:, :, ::-1].copy())
@@ -950,7 +952,12 @@ class Camera:
         self.node = rclpy.create_node('camera', context=self.context)
         self.results = []
         self.node.create_subscription(Result, 'lopinfer/result', self.results.append, RESULT)
-        images = self.node.create_publisher(Image, 'image', IMAGE)
+        if compressed:
+            data = io.BytesIO()
+            PIL.Image.fromarray(pixels.numpy()).save(data, 'PNG')
+            image = CompressedImage(format='png', data=np.frombuffer(data.getvalue(), np.uint8))
+        images = self.node.create_publisher(
+            type(image), 'image/compressed' if compressed else 'image', IMAGE)
         self.node.create_timer(0.1, lambda: images.publish(image))
         self.executor = SingleThreadedExecutor(context=self.context)
         self.executor.add_node(self.node)
@@ -972,20 +979,22 @@ class Camera:
 
 
 @pytest.mark.long
-def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path):
+@pytest.mark.parametrize('transport', ['raw', 'compressed'])
+def test_the_nodes_answer_an_image_and_end_cleanly(processes, tmp_path, transport):
     from lopinfer_node.qos import IMAGE
     from rcl_interfaces.msg import Log
-    from sensor_msgs.msg import Image
+    from sensor_msgs.msg import CompressedImage, Image
+    kind, topic = (Image, 'image') if transport == 'raw' else (CompressedImage, 'image/compressed')
     server = start(processes, 'server', directory=tmp_path)
     client = start(processes, 'client', model='runtime_models:small', height=32, width=40,
-                   method='server-only')
-    with closing(Camera()) as camera:
+                   method='server-only', image_transport=transport)
+    with closing(Camera(transport == 'compressed')) as camera:
         camera.until(lambda: any(r.offloaded for r in camera.results))
         logged = []
         camera.node.create_subscription(Log, '/rosout', lambda log: logged.append(log.msg), 10)
-        camera.node.create_publisher(Image, 'image', IMAGE)   # as another robot's camera
-        camera.until(lambda: any('/image has 2 publishers (/camera, /camera)' in m for m in logged),
-                     lambda: str(logged))
+        camera.node.create_publisher(kind, topic, IMAGE)   # as another robot's camera
+        two = f'/{topic} has 2 publishers (/camera, /camera)'
+        camera.until(lambda: any(two in m for m in logged), lambda: str(logged))
         for result in (camera.results[0], camera.results[-1]):
             assert camera.answers(Small().eval(), result)
     for process in (client, server):

@@ -10,6 +10,7 @@ from hashlib import sha256
 import pytest
 import safetensors.torch
 import torch
+from fleet_compute.inlets import shortened
 from lopinfer_node.errors import ModelError, RemoteError
 from lopinfer_node.model.files import CONTENTS, WEIGHTS, save
 from lopinfer_node.model.traced import trace
@@ -18,6 +19,7 @@ from lopinfer_node.runtime.store import (
     PART_BYTES,
     Store,
     UploadRequest,
+    _send,
     announce,
     send_model,
     send_traced,
@@ -323,3 +325,21 @@ def test_the_weights_of_a_fleets_version_need_not_be_sent(tmp_path):
     with pytest.raises(ModelError, match='not a safetensors file'):
         store.keep_weights(b'nonsense')
     assert store.digests() == {traced.digest}
+
+
+def test_weights_cross_the_link_in_fewer_bytes(tmp_path):
+    weights = torch.randn(1 << 17, generator=torch.Generator().manual_seed(0))
+    path, store, sent = tmp_path / FILES[1], Store(tmp_path / 'store'), []
+    safetensors.torch.save_file({'w': weights}, path)
+
+    def call(request):
+        sent.append(len(request.data))
+        return store.take(request)
+    assert not _send(path, DIGEST, call).complete       # there is no graph
+    assert sum(sent) < .92 * path.stat().st_size
+    there, = (tmp_path / 'store').rglob(FILES[1])
+    assert there.read_bytes() == path.read_bytes()
+    part = bytes(shortened(weights.numpy().tobytes()[:PART_BYTES]))
+    for data, length in ((part[:-1], PART_BYTES), (part, PART_BYTES - 4)):
+        reply = store.take(UploadRequest('d' * 64, FILES[1], '', weights.nbytes, 0, data, length))
+        assert 'is damaged' in reply.reason and not reply.received

@@ -88,7 +88,8 @@ class _Reader:
         except Exception as error:
             raise self._error(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
                               f'{error}', self._file, line) from error
-        if node.style is None and not isinstance(value, str | None):
+        if isinstance(node, yaml.ScalarNode) and not node.style and \
+                not isinstance(value, str | None):
             self._texts[path] = node.value
         return value
 

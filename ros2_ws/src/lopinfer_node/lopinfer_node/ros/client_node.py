@@ -8,15 +8,16 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from fleet_compute.pictures import same, tensor_of, typical
 from fleet_env.errors import PictureError
-from fleet_env.pictures import decode, from_message
+from fleet_env.pictures import from_message
 from fleet_ros.device import torch_device
 from fleet_ros.parameters import declare
 from fleet_ros.publishers import several
 from fleet_ros.services import bound_parameters
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 from torch.utils._pytree import tree_leaves
 
 from .. import qos
@@ -34,7 +35,7 @@ ENDS = 10.0   # maximum seconds for which the node waits for its last inference 
 
 
 class ClientNode(Node):
-    """Computes the model for the newest image of topic `image`; skips older images.
+    """Computes the model for the newest image of its topic; skips older images.
 
     The results go to topic `lopinfer/result`. `parameters.ClientSettings` declares the parameters.
     """
@@ -53,10 +54,11 @@ class ClientNode(Node):
         Precision().use()
         # these can fail, so they come before the trace, which takes long
         link, recording = s.shaped_link(), s.open_recording()
+        example = typical(*self.size, s.image_transport == 'compressed')
         self._opened = ExitStack()
         self.shared = self._opened.enter_context(offload(
             zoo.load(s.model, s.pretrained, s.weights).to(self._device),
-            example=torch.zeros(1, 3, *self.size, dtype=torch.uint8, device=self._device),
+            example=same(example, example.to(self._device)),
             robot=self.get_namespace().strip('/'),
             options=ClientOptions(
                 TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
@@ -70,8 +72,11 @@ class ClientNode(Node):
         self._there = threading.Condition()
         self._closing = False
         self._results = self.create_publisher(Result, 'lopinfer/result', qos.RESULT)
+        kind, topic = (Image, 'image') if s.image_transport == 'raw' else (
+            CompressedImage, self.resolve_topic_name('image') + '/compressed')
+        self._type = f'sensor_msgs/msg/{kind.__name__}'
         self._topic = self.create_subscription(
-            Image, 'image', self._on_image, qos.IMAGE).topic_name
+            kind, topic, self._on_image, qos.IMAGE).topic_name
         self._thread = threading.Thread(target=self._run, name='inference', daemon=True)
         self._thread.start()
         self.get_logger().info(f'{s.model}: waiting for images')
@@ -86,7 +91,7 @@ class ClientNode(Node):
         super().destroy_node()
 
     def _on_image(self, image: Any) -> None:
-        if many := several(self, self._topic, ('sensor_msgs/msg/Image',)):
+        if many := several(self, self._topic, (self._type,)):
             self.get_logger().warning(f'{many}: is one of them of another robot?',
                                       throttle_duration_sec=10.0)
         with self._there:
@@ -109,13 +114,13 @@ class ClientNode(Node):
 
     def _infer(self, image: Any, came: float) -> None:
         try:
-            x = torch.from_numpy(decode(from_message(image, self._topic), self.size, 3))[None]
+            x = tensor_of(from_message(image, self._topic), self.size)
         except PictureError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
         former = self.shared.report     # each version that is taken up has one of its own
         before = former.offloaded if former else 0
-        outputs = [leaf for leaf in tree_leaves(self.shared(x.to(self._device)))
+        outputs = [leaf for leaf in tree_leaves(self.shared(same(x, x.to(self._device))))
                    if isinstance(leaf, torch.Tensor)]
         report = self.shared.report
         self._results.publish(result_message(

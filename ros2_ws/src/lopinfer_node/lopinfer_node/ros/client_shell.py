@@ -419,6 +419,7 @@ class Client:
         answer = self._upload.call(srv.Upload.Request(
             client=self.robot, incarnation=self.machine.incarnation, digest=request.digest,
             file=request.file, sha256=request.sha256, size=request.size, offset=request.offset,
+            length=request.length,
             data=octets(request.data)), timeout_sec=UPLOAD_LIMIT)
         if answer is None:
             raise RemoteError('the server does not answer the upload')
@@ -452,6 +453,7 @@ class Client:
             message = msg.InferenceStatus(
                 model=self.traced.name, state=machine.state,
                 reason=machine.reason or machine.alone,
+                precision=self.options.settings.precision,
                 requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
                 dropped=sum(machine.dropped.values()), bin=report.bin,
                 bandwidth=link.rate * 8e-6 if link.known else math.nan,

@@ -219,7 +219,8 @@ class Server:
         with self._changed:
             served = self.machine.models
         reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
-                                              request.size, request.offset, bytes(request.data)),
+                                              request.size, request.offset, bytes(request.data),
+                                              request.length),
                                 served)
         # the last part of an upload adds a model; the first part may delete an old model
         if reply.complete or not request.offset:

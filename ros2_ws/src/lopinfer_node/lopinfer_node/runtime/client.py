@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import fleet_env.settings.base
 import numpy as np
@@ -37,6 +38,7 @@ from .wire import (
     NO_PLAN,
     NOT_OPEN,
     OK,
+    PIXELS,
     PROBE,
     PROBE_PIECES,
     Ack,
@@ -90,7 +92,15 @@ class CallSetPlans:
 Action = Piece | Ack | CallOpen | Upload | MakePlans | CallSetPlans
 
 
-class Settings(fleet_env.settings.base.Settings):
+class PrecisionSettings(fleet_env.settings.base.Settings):
+    """The setting of what the robot sends."""
+
+    precision: Literal['exact', 'bfloat16'] = setting(
+        'exact', 'exact: what the robot sends arrives bit for bit; bfloat16: its float32 tensors '
+                 'are rounded to half the bytes, each element within 0.4 % of its value')
+
+
+class Settings(PrecisionSettings):
     """Settings of the protocol that users can change.
 
     ``piece_bytes``: maximum bytes in one piece. If the network loses one packet of a piece, the
@@ -157,7 +167,8 @@ class ClientMachine:
         self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
-        self.inlets = Inlets(lambda: self.outbox.link.rate)
+        self.inlets = Inlets(lambda: self.outbox.link.rate,
+                             self.settings.precision != 'exact', changes=True)
         self.down = 0.0                    # rate of the downlink, bytes/s; the server measures it
         self.choice = PlanChoice(NO_TABLE)
         # table to adopt at the end of the present request
@@ -205,6 +216,7 @@ class ClientMachine:
         if reply.incarnation != self._server:
             self._server = reply.incarnation
             self._arrivals = Arrivals()
+            self.inlets.files = True
         if reply.planned and self.table.plans:
             self._check(now, 'no answer yet')
             return self.on_time(now)
@@ -396,6 +408,7 @@ class ClientMachine:
         report = self.report
         report.latency = now - started
         self.choice.note(report.latency - report.check, now)
+        self.inlets.note(self._number if self._request is not None and self._request.done else 0)
         if self._request is None:      # the robot has computed the request alone
             report.bin, report.estimate = 0, math.nan
             report.device, report.server, report.transfer = report.latency, 0.0, 0.0
@@ -461,6 +474,7 @@ class ClientMachine:
             self.dropped['corrupt'] += 1
             return []
         self._heard = now
+        self.inlets.files &= ack.status != PIXELS
         if 0 < ack.rate < math.inf:
             self.down = ack.rate
         if 0 < ack.wait < math.inf and self._request is not None \

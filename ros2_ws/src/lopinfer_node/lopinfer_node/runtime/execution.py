@@ -7,14 +7,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
-from fleet_compute.inlets import CodecError, Inlets, Layout, decode, elements_of
+from fleet_compute.inlets import (
+    CodecError,
+    Frames,
+    Inlets,
+    Layout,
+    OtherPixels,
+    decode,
+    elements_of,
+)
+from fleet_compute.pictures import File
 
 from ..errors import RemoteError
 from ..planning.plan import DEVICE, Transfer
 from .outbox import Route
 from .wire import Buffer, Inbox, Piece
+
+
+class Form(NamedTuple):
+    """What a transfer consists of.
+
+    ``item``: bytes of an element. ``layout``: how the elements lie in memory. ``floats``: whether
+    they are float32. ``file``: of the picture that they are; None if they are of none.
+    """
+
+    item: int
+    layout: Layout
+    floats: bool = False
+    file: File | None = None
 
 
 class AnyStep(Protocol):
@@ -35,8 +58,8 @@ class AnyRun(Protocol):
     def piece(self, transfer: int) -> Buffer:
         """Return the bytes of a transfer whose step has been computed."""
 
-    def layout(self, transfer: int) -> tuple[int, Layout]:
-        """Return the bytes of an element of a transfer, and how the elements lie in memory."""
+    def form(self, transfer: int) -> Form:
+        """Return what an outgoing transfer consists of."""
 
     def deliver(self, transfer: int, data: Buffer) -> None:
         """Store all bytes of a transfer."""
@@ -74,13 +97,17 @@ class Execution:
     """Progress of one request on ``side``.
 
     Steps run in order; a step may run when the transfers that it waits for have been delivered.
-    ``inlets``: encodes the transfers of this side; None: they are sent as they are.
+    ``inlets``: encodes the transfers of this side; None: they are sent as they are. ``frames``:
+    what the requests before have brought, of which changes come; None: none come.
     """
 
     def __init__(self, side: int, route: Route, steps: Sequence[AnyStep],
-                 transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None) -> None:
-        self.route, self.run, self._inlets, self._side = route, run, inlets, side
+                 transfers: Sequence[Transfer], run: AnyRun, inlets: Inlets | None = None,
+                 frames: Frames | None = None) -> None:
+        self.route, self.run, self._side = route, run, side
+        self._inlets, self._frames = inlets, frames
         self._steps = steps
+        self.other_pixels = False         # whether a file was decoded to other pixels than there
         self._position = 0                # number of steps computed so far
         self._delivered: set[int] = set()
         self._sizes = {t.index: t.bytes for t in transfers if t.source != side}
@@ -114,9 +141,16 @@ class Execution:
         while self._arrived:
             transfer, data = self._arrived.popleft()
             size = self._sizes[transfer]
+            key, frames = (self.route.plan, transfer), self._frames
             try:
-                self.run.deliver(transfer, data if len(data) == size else decode(data, size).data)
+                if len(data) != size:
+                    data = decode(data, size, partial(frames.base, key)).data if frames else \
+                        decode(data, size).data
+                if frames is not None and self.run.form(transfer).item == 1:
+                    frames.keep(self.route.request, key, data)
+                self.run.deliver(transfer, data)
             except CodecError as error:
+                self.other_pixels |= isinstance(error, OtherPixels)
                 raise RemoteError(f'transfer {transfer}: {error}') from None
 
     def runnable(self) -> range:
@@ -158,9 +192,9 @@ class Execution:
         data = self.run.piece(transfer)
         if self._inlets is None:
             return data
-        item, layout = self.run.layout(transfer)
-        return self._inlets.encoded((self.route.plan, transfer),
-                                    elements_of(data, item), layout)
+        form = self.run.form(transfer)
+        return self._inlets.encoded((self.route.plan, transfer), elements_of(data, form.item),
+                                    form.layout, form.file, form.floats)
 
     @property
     def done(self) -> bool:

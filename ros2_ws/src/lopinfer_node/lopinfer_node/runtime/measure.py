@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from fleet_compute.inlets import elements_of, layout_of, share
+from fleet_compute.pictures import file_of
 
 from ..model.calls import Arithmetic
 from ..model.graph import Kind
@@ -82,7 +83,8 @@ def encoded_shares(traced: Traced) -> np.ndarray:
                 elements = flat(value, made.format).cpu().view(torch.uint8).numpy()
                 found[node.index] = share(
                     elements_of(elements, value.dtype.itemsize),
-                    layout_of(value.shape, made.format is not torch.contiguous_format), LINK)
+                    layout_of(value.shape, made.format is not torch.contiguous_format), LINK,
+                    file_of(given) if node.kind is Kind.INPUT else None)
             for source in node.inputs:
                 if last_use[source] == node.index:
                     values.pop(source, None)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from fleet_compute.batch import together, unchecked
 from fleet_compute.graphs import Function, Graphs, Parts
-from fleet_compute.inlets import Layout, layout_of
+from fleet_compute.inlets import layout_of
+from fleet_compute.pictures import File, file_of
 from fleet_ros.device import downloading, uploaded
 
 from ..errors import ModelError, RemoteError
@@ -25,6 +26,7 @@ from ..model.graph import Kind
 from ..model.layout import flat, shaped
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, SERVER, Plan, check
+from .execution import Form
 
 Stretch = tuple[int, int, torch.Tensor]   # (lo, hi, elements lo to hi - 1 of a tensor)
 
@@ -101,12 +103,12 @@ class Program:
         self._mark_last_uses()
 
     @cached_property
-    def layouts(self) -> list[tuple[int, Layout]]:
-        """The bytes of an element of each transfer, and how its elements lie in memory."""
+    def forms(self) -> list[Form]:
+        """What each transfer consists of."""
         records = [self.traced.tape.records[t.node] for t in self.plan.transfers]
-        return [(made.dtype.itemsize, layout_of(
-            self.shape(index), made.format is not torch.contiguous_format))
-            for index, made in enumerate(records)]
+        return [Form(made.dtype.itemsize, layout_of(
+            self.shape(index), made.format is not torch.contiguous_format),
+            made.dtype is torch.float32) for index, made in enumerate(records)]
 
     def shape(self, transfer: int) -> list[int]:
         """Return the shape of the part of a tensor that a transfer carries."""
@@ -236,9 +238,11 @@ class Run:
         self._leaving: dict[int, Callable[[], torch.Tensor]] = {}
         self._device = device or next(iter((*program.traced.parameters.values(), *(inputs or ()),
                                             torch.empty(0)))).device
+        self._files: dict[int, File | None] = {}    # of the inputs that are pictures
         if inputs is not None:
             for index, tensor in zip(self.graph.inputs, inputs, strict=True):
                 extent = self.graph.nodes[index].extent
+                self._files[index] = file_of(tensor)
                 # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
                 own = tensor.detach().resolve_conj().resolve_neg()
                 form = program.traced.tape.records[index].format
@@ -317,9 +321,11 @@ class Run:
         elements = (self._leaving.pop(transfer, None) or self._download(transfer))()
         return elements.view(torch.uint8).numpy().data
 
-    def layout(self, transfer: int) -> tuple[int, Layout]:
-        """Return the bytes of an element of a transfer, and how the elements lie in memory."""
-        return self.program.layouts[transfer]
+    def form(self, transfer: int) -> Form:
+        """Return what an outgoing transfer consists of."""
+        t, form = self.program.plan.transfers[transfer], self.program.forms[transfer]
+        whole = (t.lo, t.hi) == (0, self.graph.nodes[t.node].extent)
+        return form._replace(file=self._files.get(t.node)) if whole else form
 
     def deliver(self, transfer: int, data: Any) -> None:
         """Store the bytes of a transfer from the other side.

@@ -20,9 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet_compute.inlets import Layout
-
-from .execution import AnyProgram, AnyRun, AnyStep
+from .execution import AnyProgram, AnyRun, AnyStep, Form
 from .wire import Buffer
 
 _log = logging.getLogger(__name__)
@@ -106,8 +104,8 @@ class _RecordedRun:
         self._recording.note(self._side, self._number, 'send', transfer, start)
         return data
 
-    def layout(self, transfer: int) -> tuple[int, Layout]:
-        return self._run.layout(transfer)
+    def form(self, transfer: int) -> Form:
+        return self._run.form(transfer)
 
     def deliver(self, transfer: int, data: Buffer) -> None:
         start = time.monotonic()

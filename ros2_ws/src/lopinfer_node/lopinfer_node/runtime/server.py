@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from fleet_compute.inlets import Inlets
+from fleet_compute.inlets import Frames, Inlets
 from fleet_compute.schedule import USUAL, Ready, Schedule
 from fleet_env.settings.base import Settings, setting
 from fleet_link.arrivals import Arrivals
@@ -44,6 +44,7 @@ from .wire import (
     NO_PLAN,
     NOT_OPEN,
     OK,
+    PIXELS,
     PROBE,
     PROBE_PIECES,
     Ack,
@@ -179,6 +180,8 @@ class _Session:
     heard: float
     outbox: Outbox
     inlets: Inlets
+    frames: Frames = field(default_factory=Frames)
+    pixels: bool = False                # whether the robot's pictures must come as pixels
     arrivals: Arrivals = field(default_factory=Arrivals)
     lane: int | None = None             # where the latest table is computed
     plans: Sequence[Prepared] = ()
@@ -575,7 +578,7 @@ class ServerMachine:
         if piece.request > session.number:
             self._begin(session, piece, now)
         request = session.request
-        status = LEAVING if self.leaving or self.paused else OK
+        status = LEAVING if self.leaving or self.paused else PIXELS if session.pixels else OK
         if request is None or not request.execution.take(piece):
             return status, 0.0
         self.changed = True
@@ -595,7 +598,8 @@ class ServerMachine:
         session.outbox.busy = 0.0
         execution = Execution(
             SERVER, Route(piece.request, piece.plan, piece.bin), prepared.program.steps,
-            prepared.plan.transfers, prepared.program.start(None), session.inlets)
+            prepared.plan.transfers, prepared.program.start(None), session.inlets,
+            session.frames)
         within = piece.within if 0 < piece.within < math.inf else USUAL
         session.request = _Request(session.client, prepared, execution, now, within, now + within)
         self.requests += 1
@@ -652,6 +656,7 @@ class ServerMachine:
             request.spent += seconds / len(results)
             if pieces is None:
                 session.request = None
+                session.pixels |= request.execution.other_pixels
                 self.dropped['failed'] += 1
                 continue
             session.outbox.busy += seconds

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from fleet_compute.inlets import Layout
 
-from .execution import AnyProgram, AnyRun, AnyStep
+from .execution import AnyProgram, AnyRun, AnyStep, Form
 
 SHORTEST = 1e-3   # seconds; shorter pauses are added up, because every sleep has an overhead
 
@@ -82,8 +81,8 @@ class _SlowRun:
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
         self._slow(partial(self._run.compute, position), last)
 
-    def layout(self, transfer: int) -> tuple[int, Layout]:
-        return self._run.layout(transfer)
+    def form(self, transfer: int) -> Form:
+        return self._run.form(transfer)
 
     def finish_alone(self) -> Any:
         return self._slow(self._run.finish_alone, True)

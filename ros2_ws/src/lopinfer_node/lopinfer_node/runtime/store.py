@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
+from fleet_compute.inlets import CodecError, lengthened, shortened
 from fleet_env.durable import flush
 from safetensors import SafetensorError
 
@@ -61,6 +62,7 @@ class UploadRequest:
     size: int
     offset: int
     data: bytes
+    length: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class Store:
         folder = self.directory / f'{request.digest}.part'
         try:
             return self._take(folder, request, served)
+        except CodecError as error:
+            return UploadReply(False, f'a part of {request.file} is damaged: {error}')
         except OSError as error:   # such as a full disk: delete the partial model
             shutil.rmtree(folder, ignore_errors=True)
             self._hashes.pop(folder / (request.file + '.part'), None)
@@ -248,10 +252,11 @@ class Store:
             with path.open('rb') as file:
                 self._hashes[path] = _hash(file)
         if request.offset == received and request.data:
+            data = lengthened(request.data, min(request.length, PART_BYTES) or len(request.data))
             with path.open('ab') as file:
-                file.write(request.data)
-            self._hashes[path].update(request.data)
-            received += len(request.data)
+                file.write(data)
+            self._hashes[path].update(data)
+            received += len(data)
         return received
 
     def _complete(self, folder: Path) -> bool:
@@ -306,16 +311,17 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
 def _send(path: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> UploadReply:
     with path.open('rb') as file:
         sha256 = _hash(file).hexdigest()
-        size, offset, data = path.stat().st_size, 0, b''
+        size, offset, part = path.stat().st_size, 0, b''
         while True:
-            reply = call(UploadRequest(digest, path.name, sha256, size, offset, data))
+            reply = call(UploadRequest(digest, path.name, sha256, size, offset,
+                                       bytes(shortened(part)), len(part)))
             if not reply.accepted:
                 raise RemoteError(f'the server refuses the model: {reply.reason}')
             if reply.received >= size:
                 return reply
             offset = reply.received
             file.seek(offset)
-            data = file.read(PART_BYTES)
+            part = file.read(PART_BYTES)
 
 
 def _hash(file: Any) -> Any:

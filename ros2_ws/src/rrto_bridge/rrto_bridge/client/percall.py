@@ -104,7 +104,8 @@ class PerCall:
         asked = [(meta, data, *self._asked(meta, data, weight)) for meta, data in uploads]
         for meta, data, digest, handle, ticket in asked:
             if not self.settle(ticket) and digest:
-                self.settle(self.machine.keep(handle, meta, data, digest))
+                self.settle(self.machine.keep(
+                    handle, meta, self.port.encoded(meta, memoryview(data)), digest))
             if self.journal is not None:
                 self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
         return [handle for *_, handle, _ in asked]

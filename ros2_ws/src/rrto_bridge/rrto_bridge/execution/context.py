@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from fleet_compute.inlets import Inlets
 
 from ..protocol.errors import (
     Failed,
@@ -21,7 +22,7 @@ from ..protocol.errors import (
 from ..protocol.operators import DEFAULT, USUAL, agree, resolve
 from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import (
-    decoded,
+    encoded,
     from_special,
     meta_of,
     pack,
@@ -62,6 +63,7 @@ class Context:
         self.used = 0                     # number of bytes that count as the client's memory now
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
+        self.inlets: Inlets | None = None  # encodes what is sent to the client
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
         self._failed: list[tuple[int, Failed]] = []   # (first handle of a failed call, error)
         # maps the address of a storage to [number of tensors, bytes]
@@ -197,14 +199,18 @@ class Context:
         """
         size = self.reserve(max(len(data), size_of(meta)))   # few bytes can be a large tensor
         try:
-            whole = decoded(meta, data)
-            return to_device(unpack(meta, whole, shared or whole is not data), self.device)
+            return to_device(unpack(meta, data, shared), self.device)
         finally:
             self.credit(size)
 
-    def download(self, handle: int) -> tuple[Meta, memoryview]:
-        """Return the meta and the bytes of a tensor, copied to the host."""
-        return pack(to_host(self.tensor(handle)))
+    def download(self, handle: int) -> tuple[Meta, Any]:
+        """Return the meta and the bytes of a tensor, copied to the host; see `packed`."""
+        return self.packed(self.tensor(handle))
+
+    def packed(self, tensor: torch.Tensor) -> tuple[Meta, Any]:
+        """Return the meta and the bytes of a tensor as they are best sent to the client."""
+        meta, data = pack(to_host(tensor))
+        return meta, data if self.inlets is None else encoded(meta, data, self.inlets)
 
     def execute(self, op: str, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...],
                 first: int) -> Any:

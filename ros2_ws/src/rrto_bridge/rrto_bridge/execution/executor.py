@@ -9,7 +9,7 @@ import torch
 from ..protocol.errors import RemoteError
 from ..protocol.operators import operator, resolve
 from ..protocol.record import SEEDING, Meta, Special
-from ..protocol.tensors import from_special, meta_of, pack, to_host
+from ..protocol.tensors import from_special, meta_of
 from .context import Context
 from .plan import Kernel
 
@@ -70,8 +70,8 @@ class ContextExecutor:
         return self.context.received(meta, data)
 
     def download(self, tensor: torch.Tensor) -> Any:
-        """Return the meta and the bytes of a tensor."""
-        return pack(to_host(tensor))
+        """Return the meta and the bytes of a tensor; see `Context.packed`."""
+        return self.context.packed(tensor)
 
     def meta(self, tensor: torch.Tensor) -> Meta:
         """Return the meta of a tensor."""

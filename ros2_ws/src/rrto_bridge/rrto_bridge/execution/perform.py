@@ -25,7 +25,7 @@ from ..protocol.requests import (
     from_item,
     value_to_message,
 )
-from ..protocol.tensors import dense, size_of
+from ..protocol.tensors import decoded, dense, size_of
 from ..protocol.wire import decode, encode
 from .context import Context
 from .executor import ContextExecutor
@@ -155,8 +155,13 @@ class Performer:
         self.context.upload(handle, meta, data)
 
     def _keep(self, handle: int, meta: Meta, data: Any, digest: str) -> None:
-        kept = self.weights.keep(data, digest)
-        self.context.upload(handle, meta, data if kept is None else kept, kept is not None)
+        size = self.context.reserve(size_of(meta))      # few bytes can be a large tensor
+        try:
+            whole = decoded(meta, data)
+            kept = self.weights.keep(whole, digest)
+        finally:
+            self.context.credit(size)
+        self.context.upload(handle, meta, whole if kept is None else kept, kept is not None)
 
     def _download(self, handle: int) -> Any:
         return self.context.download(handle)

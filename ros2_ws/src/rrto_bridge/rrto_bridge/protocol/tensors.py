@@ -104,7 +104,7 @@ def pack(tensor: torch.Tensor) -> tuple[Meta, memoryview]:
 
 
 def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
-    """Return the tensor from which `pack` has made `meta` and `data`.
+    """Return the tensor from which `pack` has made `meta` and `data`, which may be `encoded`.
 
     Raises RemoteError if the bytes do not fit the meta.
 
@@ -114,12 +114,13 @@ def unpack(meta: Meta, data: Any, shared: bool = False) -> torch.Tensor:
     dtype = DTYPES.get(meta.dtype)
     if dtype is None or meta.offset or not dense(meta.shape, meta.stride):
         raise RemoteError(f'a meta must describe a dense tensor, got {meta}')
-    count = math.prod(meta.shape)
-    if count * dtype.itemsize != len(data):
-        raise RemoteError(f'{len(data)} bytes do not fit {meta}')
+    whole, count = decoded(meta, data), math.prod(meta.shape)
+    if count * dtype.itemsize != len(whole):
+        raise RemoteError(f'{len(whole)} bytes do not fit {meta}')
     if not count:
         return torch.empty_strided(meta.shape, meta.stride, dtype=dtype)
-    flat = torch.frombuffer(data if shared else bytearray(data), dtype=torch.uint8).view(dtype)
+    own = whole if shared or whole is not data else bytearray(whole)
+    flat = torch.frombuffer(own, dtype=torch.uint8).view(dtype)
     return flat.as_strided(meta.shape, meta.stride)
 
 

@@ -54,6 +54,11 @@ class SessionMachine:
         self._executes = False  # whether a message is being executed
         self._ends_at = math.inf   # time at which the ending server ends the session
 
+    @property
+    def rate(self) -> float:
+        """Return the measured rate of the link to the program, bytes/s."""
+        return self._stream.sender.link.rate
+
     # -- frames and time -------------------------------------------------------------------------
 
     def on_frame(self, incarnation: int, frame: Frame, now: float) -> list[Action]:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import rclpy
 import torch
+from fleet_compute.inlets import Inlets
 from fleet_link.seal import Seal
 from fleet_msgs.msg import Frame
 from fleet_ros.alarm import Alarm
@@ -114,6 +115,7 @@ class _Worker:
             takes, sends = map(Seal, task.keys)
             self.channel.keep(sends, takes, task.incarnation)
         self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
+        context.inlets = Inlets(lambda: self.machine.rate)
         self._alarm = Alarm(self._on_time)
         threading.Thread(target=self._await_end, name='end', daemon=True).start()
         self._spinning = Spinning(self.node)

@@ -1,0 +1,146 @@
+"""Tests of what the robot sends instead of its tensors: the files of pictures, rounded numbers."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from fleet_compute import pictures
+from fleet_compute.inlets import CHANGE, FILE, Frames, Inlets
+from fleet_compute.pictures import tensor_of, typical
+from fleet_env.pictures import Picture
+from lopinfer_node.errors import RemoteError
+from lopinfer_node.model.pictures import MEAN, STD, OfImages
+from lopinfer_node.model.traced import trace
+from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.client import ClientMachine, Settings
+from lopinfer_node.runtime.execution import Execution
+from lopinfer_node.runtime.measure import encoded_shares
+from lopinfer_node.runtime.outbox import Outbox, Route
+from lopinfer_node.runtime.program import Program
+from lopinfer_node.runtime.wire import MAX_PIECE, OK, PIXELS
+from PIL import Image
+from test_client import answer, opened
+from test_server_machine import compute, pieces_of, serving
+
+
+def jpeg(seed):
+    small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(small).resize((320, 240), Image.Resampling.BICUBIC).save(data, 'JPEG')
+    return Picture('camera', data.getvalue())
+
+
+@pytest.fixture
+def pair():
+    """Return the executions of robot and server for a picture, the model and the picture."""
+    torch.manual_seed(0)
+    model = OfImages(torch.nn.Conv2d(3, 1, 5, 8), MEAN, STD)
+    x = tensor_of(jpeg(0), (96, 128))
+    traced = trace(model, typical(96, 128))
+    plan = Plan.server_only(traced.graph)
+    programs = [Program(traced, plan, side) for side in (DEVICE, SERVER)]
+    inlets, route = Inlets(lambda: 1e6), Route(1, 2, 0)
+    robot, server = (Execution(side, route, p.steps, plan.transfers, p.start(inputs), inlets)
+                     for side, p, inputs in zip((DEVICE, SERVER), programs, ([x], None),
+                                                strict=True))
+    return robot, server, inlets, model, x
+
+
+def sent(execution):
+    """Compute what can run; return what is sent."""
+    found = []
+    while steps := execution.runnable():
+        found += execution.compute(steps)
+    return found
+
+
+def deliver(server, transfer, data):
+    box = Outbox(5, MAX_PIECE)
+    box.offer(server.route, transfer, data)
+    return [server.take(piece) for piece in box.poll(0.0)][-1]
+
+
+def test_the_server_computes_with_the_pixels_of_the_file(pair):
+    robot, server, _, model, x = pair
+    (transfer, data), = sent(robot)
+    assert data[0] == FILE and len(data) < x.nbytes / 5
+    assert deliver(server, transfer, data)
+    for transfer, result in sent(server):
+        deliver(robot, transfer, result)
+    sent(robot)
+    with torch.no_grad():
+        torch.testing.assert_close(robot.run.outputs()[0], model(x))
+
+
+def test_a_server_with_another_decoder_says_so_and_gets_pixels(pair, monkeypatch):
+    robot, server, inlets, _, x = pair
+    (transfer, data), = sent(robot)
+    original = pictures.decode
+    monkeypatch.setattr(pictures, 'decode', lambda *a: original(*a) ^ np.uint8(1))
+    assert deliver(server, transfer, data)
+    with pytest.raises(RemoteError, match='the pixels differ from those of the robot'):
+        server.deliver()
+    assert server.other_pixels
+    inlets.files = False
+    assert robot._encoded(transfer)[0] != FILE
+
+
+def test_the_robot_hears_that_its_files_are_of_no_use():
+    server, (piece,) = serving('robot1'), pieces_of([np.arange(12)], 1)
+    assert server.on_piece('robot1', piece, 1.0)[0].message.status == OK
+    work = server.work(1.0)
+    work.members[0].execution.other_pixels = True
+    assert server.on_computed(work, [None], 0.1, 1.1) == []
+    piece, = pieces_of([np.arange(12)], 2)
+    assert server.on_piece('robot1', piece, 2.0)[0].message.status == PIXELS
+    compute(server, server.work(2.0), 2.1)          # this one is served
+    machine = opened()
+    assert machine.inlets.files
+    answer(machine, machine.on_time(machine.deadline), machine.deadline, status=PIXELS)
+    assert not machine.inlets.files
+
+
+def test_plans_count_the_bytes_of_the_file():
+    model = OfImages(torch.nn.Conv2d(3, 1, 5, 8), MEAN, STD).eval()
+    shares = []
+    for as_file in (False, True):
+        x = typical(96, 128, as_file)
+        traced = trace(model, x)
+        traced.example = [x]
+        shares.append(encoded_shares(traced)[0])
+    assert shares[1] < shares[0] / 2
+
+
+def test_what_the_robot_sends_is_rounded_by_request():
+    traced, x = trace(torch.nn.Linear(300, 4).eval(), torch.zeros(2, 300)), torch.randn(2, 300)
+    plan, sizes = Plan.server_only(traced.graph), []
+    program = Program(traced, plan, DEVICE)
+    for precision in ('exact', 'bfloat16'):
+        machine = ClientMachine(1, Settings(precision=precision))
+        robot = Execution(DEVICE, Route(1, 2, 0), program.steps, plan.transfers,
+                          program.start([x]), machine.inlets)
+        (_, data), = sent(robot)
+        sizes.append(len(data))
+    assert x.nbytes // 2 + 24 < sizes[0] <= x.nbytes and sizes[1] <= x.nbytes // 2 + 24
+
+
+def test_a_camera_that_stands_still_sends_changes():
+    traced = trace(OfImages(torch.nn.Conv2d(3, 1, 5, 8), MEAN, STD), typical(48, 64))
+    plan, frames = Plan.server_only(traced.graph), Frames()
+    machine, sizes = ClientMachine(1), []
+    machine.inlets._rate = lambda: 1e6
+    programs = [Program(traced, plan, side) for side in (DEVICE, SERVER)]
+    for number, x in enumerate([typical(48, 64)] * 2 + [typical(48, 64) // 2], 1):
+        robot, server = (Execution(side, Route(number, 2, 0), p.steps, plan.transfers,
+                                   p.start(inputs), inlets, of) for side, p, inputs, inlets, of in
+                         zip((DEVICE, SERVER), programs, ([x], None), (machine.inlets, None),
+                             (None, frames), strict=True))
+        (transfer, data), = sent(robot)
+        sizes.append((len(data), data[0] == CHANGE))
+        assert deliver(server, transfer, data)
+        sent(server)
+        torch.testing.assert_close(server.run._stretches[traced.graph.inputs[0]][0][2], x)
+        machine.inlets.note(number)
+    assert sizes[0][0] > 30 * sizes[1][0] and [change for _, change in sizes] == [
+        False, True, False]
