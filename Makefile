@@ -48,8 +48,8 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuffix /setup.py,$(PACKAGES)) \
 		$(wildcard ros2_ws/src/*_msgs/*/*.msg ros2_ws/src/*_msgs/*/*.srv)
 	@$(PYTHON) tools/needed.py
-	@echo 'Installing the suite and all it needs into $(VENV): about 4 minutes on two idle cores, and as long as the'
-	@echo 'downloads take (2.4 GB with PyTorch for the CPU, 6 GB with CUDA). First ROS 2 and what builds the messages.'
+	@echo 'Installing the suite and all it needs into $(VENV): about 4 minutes on two idle cores (an update: 1), and as'
+	@echo 'long as the downloads take: 2.4 GB with PyTorch for the CPU, 6 GB with CUDA. First ROS 2 and tools.'
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
 	@$(if $(SOURCED),:,$(BIN)/python tools/ros.py install $(ROS))

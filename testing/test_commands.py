@@ -94,6 +94,9 @@ except ImportError:
 
 
 @pytest.mark.parametrize(('module', 'arguments', 'says'), [
+    ('rog_cli.main', ['sim', 'indoor'], 'indoor, .* loading the task'),
+    ('rog_cli.main', ['compare', 'indoor'], 'indoor: 27 runs of 1 min .* is tried out'),
+    ('rog_cli.main', ['fleet', 'up', 'indoor'], 'indoor, .*, 1 min: loading the task'),
     ('lopinfer_node.cli.main', ['demo'], 'takes about'),
     ('lopinfer_node.cli.main', ['bench'], 'takes about'),
     ('lopinfer_node.cli.main', ['profile', 'resnet18'], 'resnet18: .* takes seconds'),

@@ -50,6 +50,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     methods = [text.strip() for text in options.methods.split(',') if text.strip()]
     fleet, resume = chosen_fleet(options), resumed(options)
+    runs = len(methods) * options.seeds
+    print(f'{fleet.name}: {runs} runs of {fleet.minutes:g} min (methods: {len(methods)}, seeds: '
+          f'{options.seeds}); first the task {fleet.training.task} is tried out', flush=True)
     check_task(fleet.training.task, fleet.training.task_options)
     if options.real:
         if options.jobs or options.cluster or fleet.training.traffic:
@@ -59,10 +62,6 @@ def _run(options: argparse.Namespace) -> int:
     stamp = time.strftime('%Y%m%d-%H%M%S')
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
 
-    runs = len(methods) * options.seeds
-    print(f'{fleet.name}: {runs} runs of {fleet.minutes:g} min (methods: {len(methods)}, seeds: '
-          f'{options.seeds}); first the task {fleet.training.task} is tried out', flush=True)
-
     try:
         fleet, seconds = _checked(fleet, out, resume, bool(options.real))
     except TaskFailed as error:
@@ -70,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.real:
         print(f'this takes more than {duration(60 * runs * fleet.minutes)}: the runs take place '
               'one after another, in real time', flush=True)
-    elif not options.cluster and (said := longest(fleet, seconds, runs)):
+    elif not options.cluster and (said := longest(fleet, seconds, runs, options.jobs)):
         print(said, flush=True)
 
     from rog_sim.compare import compare

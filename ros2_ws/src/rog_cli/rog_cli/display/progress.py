@@ -57,12 +57,13 @@ def duration(seconds: float) -> str:
     return f'{seconds / 60:.0f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
 
 
-def longest(fleet: FleetConfig, gradient: float, runs: int = 1) -> str:
+def longest(fleet: FleetConfig, gradient: float, runs: int = 1, jobs: int | None = None) -> str:
     """Say how long runs in virtual time take on this machine if no robot ever waits.
 
     The result is '' if this is unknown.
 
     :param gradient: seconds that a gradient takes on this machine; NaN: unknown.
+    :param jobs: runs at a time; default: one per core.
     """
     if math.isnan(gradient):
         return ''
@@ -74,7 +75,7 @@ def longest(fleet: FleetConfig, gradient: float, runs: int = 1) -> str:
     gradients = runs * sum(60 * fleet.minutes / pace for pace in paces)
     cores = len(os.sched_getaffinity(0))
     if runs > 1:
-        seconds = (GRADIENTS * gradient + OVERHEAD) * gradients / min(cores, runs)
+        seconds = (GRADIENTS * gradient + OVERHEAD) * gradients / min(jobs or cores, runs)
     else:  # the robots' gradients are computed in parallel
         seconds = (GRADIENTS * gradient / min(cores, len(paces)) + OVERHEAD) * gradients
     return f'this takes at most about {duration(max(1.0, seconds))} on this machine'
