@@ -111,6 +111,8 @@ def _up(options: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError('--tensorboard, --mlflow: the record of the run is '
                                              'where the server runs; give them there')
         _check_places(fleet, below)
+        print(f'{fleet.name}, {fleet.training.sync}, {fleet.minutes:g} min: loading the task '
+              f'{fleet.training.task}', flush=True)
         for one in (fleet, *below.values()):  # check the tasks here once, not in every process
             check_task(one.training.task, one.training.task_options)
         if 'server' in names:  # a machine with only robots may lack the method's package
