@@ -48,16 +48,19 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: $(wildcard constraints.txt requirements*.txt ros-*.txt) $(addsuffix /setup.py,$(PACKAGES)) \
 		$(wildcard ros2_ws/src/*_msgs/*/*.msg ros2_ws/src/*_msgs/*/*.srv)
 	@$(PYTHON) tools/needed.py
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
+	@echo 'Installing the suite and all it needs into $(VENV): about 4 minutes on two idle cores (an update: 1), and as'
+	@echo 'long as the downloads take: 2.4 GB with PyTorch for the CPU, 6 GB with CUDA. First ROS 2 and tools.'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q -c constraints.txt -U pip -r requirements-build.txt
 	@$(if $(SOURCED),:,$(BIN)/python tools/ros.py install $(ROS))
-	@echo 'Building the workspace, messages included, while pip installs PyTorch and the rest: the longest part, some two'
-	@echo 'minutes on two idle cores, without output. What colcon does stands in $(VENV)/build/colcon.log.'
+	@echo 'Building the messages, while pip installs PyTorch and the rest: the longest part, some two minutes on two idle'
+	@echo 'cores, without output. What colcon does stands in $(VENV)/build/colcon.log.'
 	@$(BIN)/python tools/ros.py build & build=$$!; \
 	$(BIN)/pip install -q --no-warn-conflicts -c constraints.txt torch \
 		&& $(BIN)/pip install -q -c constraints.txt -r requirements.txt; \
 	code=$$?; wait $$build && exit $$code
-	$(BIN)/pip install -qq --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES)) 2> $(VENV)/setup.log \
+	@echo 'Installing the packages of the suite: half a minute.'
+	@$(BIN)/pip install -qq --no-build-isolation --no-deps $(addprefix -e ,$(PACKAGES)) 2> $(VENV)/setup.log \
 		|| { cat $(VENV)/setup.log; exit 1; }
 	@touch $@
 

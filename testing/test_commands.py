@@ -1,12 +1,16 @@
 """Tests of what the commands `rog`, `fleet`, `lopinfer` and `rrto` have in common."""
 
 import argparse
+import re
 import resource
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
 from fleet_policy.main import main as policy
 from fleet_policy.mock_robot import main as mock_robot
+from fleet_testing import LIMIT
 from lopinfer_node import nodes as lopinfer_nodes
 from lopinfer_node.cli import main as lopinfer_main
 from lopinfer_node.cli.main import make_parser as lopinfer
@@ -73,3 +77,34 @@ def test_a_command_without_file_descriptors_says_how_many_it_needs(
     assert module.main(['no verb']) == 2
     assert capsys.readouterr().err == \
         f'{command}: at least 15 file descriptors are needed (ulimit -n), got 14\n'
+
+
+AT_ONCE = """
+import subprocess, sys
+from {module} import main
+sys.modules['torch'] = None
+def refused(*_, **__):
+    raise ImportError
+subprocess.Popen.__init__ = refused
+try:
+    main({arguments})
+except ImportError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(('module', 'arguments', 'says'), [
+    ('rog_cli.main', ['sim', 'indoor'], 'indoor, .* loading the task'),
+    ('rog_cli.main', ['compare', 'indoor'], 'indoor: 27 runs of 1 min .* is tried out'),
+    ('rog_cli.main', ['fleet', 'up', 'indoor'], 'indoor, .*, 1 min: loading the task'),
+    ('lopinfer_node.cli.main', ['demo'], 'takes about'),
+    ('lopinfer_node.cli.main', ['bench'], 'takes about'),
+    ('lopinfer_node.cli.main', ['profile', 'resnet18'], 'resnet18: .* takes seconds'),
+    ('rrto_bridge.cli.main', ['demo'], 'takes about'),
+    ('rrto_bridge.cli.main', ['bench'], 'takes about')])
+def test_what_takes_long_says_so_before_it_loads_pytorch_or_starts_a_process(
+        tmp_path, module, arguments, says):
+    program = AT_ONCE.format(module=module, arguments=arguments)
+    said = subprocess.run([sys.executable, '-c', program], cwd=tmp_path, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=LIMIT, check=False)
+    assert re.search(says, said.stdout)

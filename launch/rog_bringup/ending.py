@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_ros.ending import LAST, ORDERLY, SIGNALS, launched
+from fleet_ros.ending import LAST, ORDERLY, RUN_OVER, SIGNALS, launched
 from launch.actions import (
     EmitEvent,
     RegisterEventHandler,
@@ -21,7 +21,6 @@ from launch.events.process import SignalProcess
 # For every process that a launch file starts: seconds from the shutdown to SIGTERM, and seconds
 # from SIGTERM to SIGKILL.
 TIMES: dict[str, Any] = {'sigterm_timeout': str(ORDERLY), 'sigkill_timeout': str(LAST)}
-LINGER = 15.0  # when a run ends, its robots must end within this number of seconds
 
 # Exit codes of a process that ended as requested: 0, or the number of a signal, written as -number
 # (Python) or 128 + number (shell).
@@ -34,7 +33,7 @@ class Ending:
     :param server: process of the server; None if it does not run here.
     :param robots: processes of the robots.
     :param run: whether the processes form a run. A run ends when all robots here have ended, or
-        when the server has ended. If the server ends without failure, robots have `LINGER`
+        when the server has ended. If the server ends without failure, robots have `RUN_OVER`
         seconds to end. If the server fails, the launch ends at once.
         If ``run`` is false, the launch checks for failures when the server ends: it fails if the
         server or a process that ended before has failed.
@@ -84,8 +83,8 @@ class Ending:
             return []
         if process is self._server and good and self._run and self._running:
             # The server has told the robots to end. A robot that has not found the server keeps
-            # running, so the launch ends it after `LINGER` seconds.
-            return [TimerAction(period=LINGER, actions=[Shutdown(reason='the run is over')])]
+            # running, so the launch ends it after `RUN_OVER` seconds.
+            return [TimerAction(period=RUN_OVER, actions=[Shutdown(reason='the run is over')])]
         over = process is self._server or self._running in ([], [self._server])
         self._fail(over and (self._run or process is self._server))
         return [Shutdown(reason='the run is over')] if over and self._run else []

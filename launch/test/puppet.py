@@ -26,7 +26,7 @@ from rog_core.protocol.messages import (
     TransferId,
 )
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, TransferReceipt
 from rog_msgs.srv import Register
 from rog_ros import qos
@@ -58,7 +58,7 @@ class Puppet:
         node = fleet.node
         # chunks so small that a push consists of several chunks
         config = TransferConfig('row', 'onebit', 1.0, 1.0, 300, 0.004)
-        self.machine = WorkerMachine(robot, incarnation, Accumulator(
+        self.machine = Worker(robot, incarnation, Accumulator(
             partition(), flatten(Tiny(seed=SEED).model()).copy()), config)
         self.session, self.count = None, 0
         self.lie, self.status, self.heard = (lambda value: []), {}, []

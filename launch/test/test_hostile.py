@@ -740,7 +740,7 @@ MALFORMED = ['', ' ', ':', '::', 'rsp', 'rsp:', 'rsp::', 'rsp:0', 'rsp:-1', 'rsp
              'diloco:4+grace=inf', 'trimmed:0', 'trimmed:9', 'gsgm:1', 'gsgm+early', 'gsgm+svrg=0',
              'asp+svrg', 'gc:9', 'gc:-1', 'bsp:1', 'BSP', 'b\u0455p',
              'os:system', 'builtins:eval', 'subprocess:Popen:ls',
-             'rog_core.server.machine:ServerMachine', 'rog_core.methods.base:Holding:-1',
+             'rog_core.server.server:Server', 'rog_core.methods.base:Holding:-1',
              'sys:exit', '../x:y', '__main__:main',
              'rog_core.methods.rsp:Rsp', 'rsp:4' + '+order' * 40]
 

@@ -1,8 +1,10 @@
 """Two parameter servers and two fleets in one DDS domain."""
 
 import pytest
-from fleet_under_test import Fleet
+from fleet_testing import environment
+from fleet_under_test import HERE, Fleet
 from rclpy.parameter import Parameter
+from rog_cli.launching.processes import FleetProcesses
 from rog_msgs.msg import FleetStatus
 from rog_ps.node import ParameterServerNode
 from rog_ros import qos
@@ -20,6 +22,22 @@ def test_a_second_server_finds_the_first_and_does_not_start(tmp_path):
         assert 'there is a parameter server at /rog already' in fleet.log('second')
         assert first in fleet.log('second')
         assert fleet.processes['server'].poll() is None
+
+
+@pytest.mark.long
+def test_a_launcher_that_finds_another_server_starts_nothing(tmp_path, monkeypatch):
+    with Fleet(tmp_path, robots=1) as fleet:
+        fleet.start('server')
+        fleet.until(lambda: fleet.status is not None, 'the server is there')
+        monkeypatch.setattr('os.environ', environment(fleet.domain, HERE))
+        monkeypatch.setattr(FleetProcesses, 'reach', lambda self, name: {})
+        with FleetProcesses(fleet.fleet, tmp_path / 'second', ['server', 'robot1']) as second:
+            second.prepare()
+            second.start_all()
+            assert second.failures() == {'server': 1} and not second.running()
+            assert 'there is a parameter server at /rog already' in second.said('server')
+            assert list(second.processes) == ['server']
+        assert not (tmp_path / 'second/run.jsonl').exists()
 
 
 @pytest.mark.long

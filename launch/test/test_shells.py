@@ -20,7 +20,7 @@ from fleet_testing import LIMIT
 from fleet_under_test import Fleet
 from rclpy.parameter import Parameter
 from rog_core.protocol.states import REGISTERING
-from rog_core.worker.registration import REGISTER_INTERVAL
+from rog_core.worker.worker import REGISTER_INTERVAL
 from rog_msgs.srv import Register, SetSync
 from rog_worker.node import WorkerNode
 from rog_worker.training import Training

@@ -11,7 +11,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['numba', 'numpy', 'torch>=2.4'],
+    install_requires=['numba', 'numpy', 'torch>=2.4', 'typing_extensions>=4.4'],
     extras_require={
         'cuda': ['cupy-cuda12x'],  # CUDA kernels of the codecs, rog_core/cuda
         'test': ['pytest', 'hypothesis', 'nvidia-cuda-nvrtc-cu12']},

@@ -25,7 +25,6 @@ from fleet_env.settings.fleet_file import dump_fleet, link_trace, with_overrides
 from rog_cli.commands.fleet_options import add_fleet_options, chosen_fleet
 from rog_cli.commands.option_types import place
 from rog_cli.launching.fork_server import kill
-from rog_cli.launching.processes import LINGER
 from rog_core.errors import ConfigError
 
 from . import chaos_schedule as plan
@@ -119,7 +118,7 @@ class _Run:
 
     def do(self) -> None:
         """Run the fleet until it ends or a signal comes; `self.watch` collects the violations."""
-        from fleet_ros.ending import ORDERLY
+        from fleet_ros.ending import ORDERLY, RUN_OVER
         from rog_cli.display.view import Monitor
 
         from .fleet import EmulatedFleet
@@ -137,7 +136,7 @@ class _Run:
                     self._train()
                 finally:
                     self._revive()
-                    self.processes.end(LINGER, ORDERLY)
+                    self.processes.end(RUN_OVER, ORDERLY)
             shutil.copytree(self.disk, self.out / 'run', symlinks=True,
                             ignore=shutil.ignore_patterns('logs', 'parameters', 'filler'))
 

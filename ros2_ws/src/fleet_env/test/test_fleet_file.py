@@ -48,6 +48,23 @@ def path(tmp_path):
     return file
 
 
+@pytest.mark.parametrize('name', ['inf', 'e5', 'on', 'off', 'yes', 'no', 'true', 'nan'])
+def test_what_yaml_reads_as_a_number_or_a_truth_value_is_a_name_where_a_name_is_expected(
+        path, name):
+    path.write_text(GOOD.replace('robot1', name).replace(
+        'three robots under trees', '12:30').replace('garden', '1_000'))
+    fleet = read_fleet(path)
+    assert (fleet.name, fleet.description, fleet.robots[0].name) == ('1_000', '12:30', name)
+    assert read_fleet(path) == fleet and fleet.minutes == 2
+    path.write_text(dump_fleet(fleet))
+    assert read_fleet(path).robots == fleet.robots
+
+
+def test_the_options_of_a_task_keep_the_types_of_yaml(path):
+    path.write_text(GOOD.replace('fog: 0.4, split: iid', 'fog: 1_000, split: on'))
+    assert read_fleet(path).training.task_options == {'fog': 1000, 'split': True}
+
+
 def test_a_robot_inherits_settings_of_the_fleet(path, tmp_path):
     fleet = read_fleet(path)
     one, two, three = fleet.robots
@@ -153,7 +170,7 @@ def test_every_setting_says_what_it_is():
     ('minutes: 2', 'seed: 1.5', 3, 'seed must be a whole number'),
     ('minutes: 2', 'seed: -1', 3, 'at least 0'),
     ('minutes: 2', 'minutes:', 3, 'not nothing'),
-    ('sync: rsp:4', 'sync: 4', 5, 'sync must be text'),
+    ('sync: rsp:4', 'sync: [4]', 5, 'sync must be text'),
     ('sync: rsp:4', 'sync: ""', 5, 'sync is empty'),
     ('sync: rsp:4', 'granularity: rows', 5, "did you mean 'row'"),
     ('sync: rsp:4', 'task: cruda', 5, 'package.module:Class'),
@@ -170,7 +187,9 @@ def test_every_setting_says_what_it_is():
     ('minutes: 2', 'network: {domain_id: 233}', 3, 'at most 232'),
     ('minutes: 2', 'name: again', 3, 'occurs twice'),
     ('name: robot3', 'name: robot2', 17, 'two robots.*line 13'),
-    ('name: robot3', 'name: _robot3', 17, 'single underscores, first a letter'),
+    ('name: robot3', 'name: _robot3', 17, 'single underscores, first a letter.*at most 64'),
+    ('name: robot3', 'name: 1_000', 17, "is '1_000'; it must be text like this: robot1"),
+    ('name: robot3', 'name: null', 17, 'name must be text, not nothing'),
     ('name: robot3', 'name: robot__3', 17, 'single underscores'),
     ('name: robot3', f'name: {"r" * 65}', 17, 'at most 64 characters'),
     ('name: garden', f'name: {"g" * 51}', 1, 'at most 50 characters'),

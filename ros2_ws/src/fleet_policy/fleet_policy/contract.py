@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fleet_env.errors import SettingError
-from fleet_env.settings.base import Settings, changed, checked, dotted, setting
-from fleet_env.settings.yaml_lines import Lines, line_of, parse
+from fleet_env.settings.base import Settings, as_written, changed, checked, dotted, setting
+from fleet_env.settings.yaml_lines import Lines, Texts, line_of, parse
 
 from .errors import ContractError
 from .messages import (
@@ -134,8 +134,8 @@ def read_contract(path: str | PathLike[str]) -> Contract:
         text = Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise ContractError(f'cannot be read: {error}', file) from error
-    data, lines = parse(text, file, 'it needs rate, observations and actions', ContractError)
-    return _Reader(file, lines).contract(data)
+    data, lines, texts = parse(text, file, 'it needs rate, observations and actions', ContractError)
+    return _Reader(file, lines, texts).contract(data)
 
 
 def make_contract(data: Mapping[str, Any]) -> Contract:
@@ -143,12 +143,12 @@ def make_contract(data: Mapping[str, Any]) -> Contract:
 
     :raises ContractError: the content is invalid; the message names the key.
     """
-    return _Reader('', {}).contract(data)
+    return _Reader('', {}, {}).contract(data)
 
 
 class _Reader:
-    def __init__(self, file: str, lines: Lines) -> None:
-        self._file, self._lines = file, lines
+    def __init__(self, file: str, lines: Lines, texts: Texts) -> None:
+        self._file, self._lines, self._texts = file, lines, texts
 
     def contract(self, data: Any) -> Contract:
         if not isinstance(data, Mapping):
@@ -225,7 +225,8 @@ class _Reader:
 
     def _checked(self, model: Any, values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
         try:
-            return checked(model, values, lambda rest: dotted((*path, *rest)))
+            return checked(model, as_written(model, values, self._texts, path),
+                           lambda rest: dotted((*path, *rest)))
         except SettingError as error:
             raise self._error(error.message, (*path, *error.path)) from None
 

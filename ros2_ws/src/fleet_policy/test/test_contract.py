@@ -333,6 +333,20 @@ def test_the_contract_of_the_example_is_one():
     assert contract.size == 2 and contract.observations['state'].unit == 'deg'
 
 
+def test_names_of_joints_are_texts_also_where_yaml_reads_numbers(tmp_path):
+    file = tmp_path / 'contract.yaml'
+    file.write_text('''
+rate: 10
+observations:
+  state: {topic: joint_states, type: sensor_msgs/msg/JointState, names: [1, 1_000, on]}
+actions:
+  command: {topic: commands, type: sensor_msgs/msg/JointState, names: ['1', 0x10, off]}
+''')
+    found = read_contract(file)
+    assert found.observations['state'].names == ('1', '1_000', 'on')
+    assert found.actions['command'].names == ('1', '0x10', 'off')
+
+
 def test_the_inputs_of_a_model_remember_the_file_of_a_camera():
     """So LOPInfer may send the JPEG as it came; see `fleet_compute.pictures`."""
     contract = make_contract(changed(observations__top__type='sensor_msgs/msg/CompressedImage',

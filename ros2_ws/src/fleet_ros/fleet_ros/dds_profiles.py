@@ -10,6 +10,8 @@ from xml.sax.saxutils import escape, quoteattr
 from fleet_env.errors import FleetFileError
 from fleet_env.settings.fleet import ReachConfig
 
+from .ending import WRITER
+
 LOOPBACK = 'lo'
 # Maximum size of a datagram in bytes. IP would divide a larger datagram into fragments, and
 # the loss of one fragment would lose the whole datagram.
@@ -32,9 +34,6 @@ FIRST = 10
 LEASE = {True: 20, False: 150}
 LEASE_FAST = {True: 20, False: 1200}
 HEARTBEAT = 0.2  # seconds between a reliable writer's requests for missing acknowledgements
-# maximum number of seconds for which Cyclone DDS keeps a deleted writer while its last messages
-# are not acknowledged
-LAST_WORDS = 0.2
 MULTICAST = '239.255.0.1'  # multicast group of DDS discovery
 _SIOCGIFADDR = 0x8915  # number of the Linux ioctl that returns the IPv4 address of an interface
 # Highest DDS participant index that is tried; a machine may have one process more. Key: whether the
@@ -84,7 +83,7 @@ def cyclone_profile(network: ReachConfig) -> str:
         f'<NetworkInterface name={quoteattr(network.interface)}{multicast}/></Interfaces>'
         f'<AllowMulticast>{"false" if here else "spdp"}</AllowMulticast>{size}</General>'
         f'<Discovery>{discovery}</Discovery><Internal>{heartbeats}'
-        f'<WriterLingerDuration>{LAST_WORDS * 1000:.0f}ms</WriterLingerDuration>'
+        f'<WriterLingerDuration>{WRITER * 1000:.0f}ms</WriterLingerDuration>'
         f'<SocketReceiveBufferSize min="default" max="{RECEIVE_BUFFER}B"/>'
         '</Internal></Domain></CycloneDDS>')
 

@@ -21,17 +21,26 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY = 2.5  # seconds that a process has for an orderly end after the first signal
-# Seconds between the second signal and the kill. A server may write its checkpoint meanwhile, which
-# takes long on a busy machine or a slow disk.
-LAST = 5.0
+
+# Maximum seconds of each wait at the end of a run, of a node or of a process.
+RUN_OVER = 15.0    # the server has ended: its robots evaluate the final model
+ORDERLY = 2.5      # first signal: a process ends in an orderly way
+HURRY = ORDERLY - 0.5  # first signal: a server evaluates the final model
+LAST = 5.0         # second signal: a process ends at once, but a server writes a checkpoint; kill
+KILLED = 10.0      # a killed process is gone, unless it waits for a device
+FAREWELL = 1.0     # a robot repeats its receipt for the server, or finishes a gradient
+CLEANUP = 5.0      # a cleanup: the robot's gradient that is being computed ends
+STAYS = 2.0        # a node that was shut down answers its lifecycle manager, as Nav2's expects
+LAST_WORDS = 1.0   # reliable subscribers acknowledge a node's last status
+WRITER = 0.2       # Cyclone DDS, for each reliable writer: peers acknowledge its last messages
+LEAVING = 10.0     # a node's process leaves the ROS graph
+
 LAUNCHER = 'FLEET_LAUNCHER'  # environment variable with the process id of the launcher
 
 # If a signal is repeated within this time in seconds, it does not count as a second
 # signal. The reason is that after Ctrl+C a process receives SIGINT from the terminal and
 # again from `ros2 launch`.
 _SAME = 0.5
-LEAVING = 10.0  # seconds that a node's process has to leave the ROS graph
 _PR_SET_PDEATHSIG = 1
 _parent = 0    # process id of the parent; 0 without a launcher
 

@@ -16,14 +16,12 @@ from fleet_env.settings.base import Settings, setting
 from rclpy.lifecycle import LifecycleNodeMixin, TransitionCallbackReturn
 from rclpy.node import Node
 
+from .ending import STAYS
 from .exposure import key_file
 from .parameters import declare_early, declared
 from .process import is_users
 from .services import bound_parameters, is_name
 
-# Seconds for which a node still exists after its shutdown, so that a lifecycle manager can ask for
-# its state. The manager of Nav2 waits at most this long for the answer.
-STAYS = 2.0
 SUCCESS, FAILURE, ERROR = (TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE,
                            TransitionCallbackReturn.ERROR)
 _KINDS = {'publisher': 'publishers', 'subscription': 'subscriptions', 'client': 'clients',

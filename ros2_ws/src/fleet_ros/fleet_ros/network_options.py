@@ -57,7 +57,11 @@ def server_arguments(options: argparse.Namespace, parameters: Mapping[str, Any],
     """Return the ROS arguments for the options of `add_server_options` and more parameters.
 
     ``parameters``: see `ros_arguments`. ``namespace``: that of the nodes; '': none.
+
+    :raises SettingError: the namespace is invalid; the message names --name.
     """
+    if namespace:
+        from_flat(ReachConfig, {'namespace': f'/{namespace.strip("/")}'}, '--name: ')
     given = {**{name: getattr(options, name) for name in ('device', 'threads', 'memory')},
              'security.key': options.key, 'security.open': options.open or None, **parameters}
     return [*ros_arguments(given), *(['-r', f'__ns:=/{namespace.strip("/")}'] if namespace else [])]

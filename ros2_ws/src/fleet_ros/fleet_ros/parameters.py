@@ -11,6 +11,7 @@ import yaml
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import Knob, Settings, flat, from_flat, knobs
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.exceptions import InvalidParameterTypeException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -75,8 +76,15 @@ def _declare(node: Node, name: str, knob: Knob) -> Any:
     if node.has_parameter(name):  # declared by `declare_early` or by an earlier configuration
         given = node.get_parameter_or(name).value
     else:
-        given = node.declare_parameter(name, Parameter.Type.STRING_ARRAY if default == []
-                                       else default, _descriptor(name, knob)).value
+        try:
+            given = node.declare_parameter(name, Parameter.Type.STRING_ARRAY if default == []
+                                           else default, _descriptor(name, knob)).value
+        except InvalidParameterTypeException as error:
+            if knob.kind not in (str, tuple):
+                raise
+            raise SettingError(f'parameter {name} must be {knob.allowed}; ROS 2 reads inf, 1e5 or '
+                               'on as no text: put quotes around it, and on a command line '
+                               f"others around them (-p {name}:=\"'inf'\"): {error}") from None
     if knob.kind is dict:
         try:
             return json.loads(given)

@@ -132,8 +132,9 @@ def explained(error: Exception, packages: Collection[str]) -> str:
 def _advice(error: str) -> str:
     if 'logging' in error:
         return 'Set ROS_LOG_DIR to a folder that can be written'
-    if 'namespace' in error:
-        return 'A namespace has at most 64 letters, digits and single underscores between slashes'
+    if 'namespace' in error or '__ns:=' in error:
+        return ('A namespace has at most 64 characters: letters, digits and single underscores '
+                'after each slash, first a letter')
     return ('Check the arguments, ROS_DOMAIN_ID (0 to 232), the network interfaces that the '
             'profile of DDS names, and whether file descriptors are left (ulimit -n)')
 

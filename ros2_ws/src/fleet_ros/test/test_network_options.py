@@ -1,8 +1,11 @@
 """Options of commands become parameters of nodes."""
 
+import argparse
+
 import pytest
 import rclpy
-from fleet_ros.network_options import ros_arguments
+from fleet_env.errors import SettingError
+from fleet_ros.network_options import add_server_options, ros_arguments, server_arguments
 from rclpy.context import Context
 from rclpy.node import Node
 
@@ -19,3 +22,13 @@ def test_a_node_reads_what_was_given(monkeypatch, tmp_path, value):
         node.destroy_node()
     finally:
         context.try_shutdown()
+
+
+@pytest.mark.parametrize('name', ['1e5', '0x10', 'a b', 'a__b', 'a' * 65])
+def test_the_name_of_a_server_that_ros_2_would_not_take_is_refused_with_the_whole_rule(name):
+    parser = argparse.ArgumentParser()
+    add_server_options(parser, 'cpu', '')
+    with pytest.raises(SettingError, match='--name: namespace is .*letters a to z, digits and '
+                                           'single underscores .*first a letter.*at most 64'):
+        server_arguments(parser.parse_args([]), {}, name)
+    assert '__ns:=/inf' in server_arguments(parser.parse_args([]), {}, 'inf')

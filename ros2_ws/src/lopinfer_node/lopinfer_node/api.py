@@ -140,6 +140,15 @@ class OffloadedModel:
         self._example = pytree.tree_map_only(torch.Tensor, lambda leaf: copies.setdefault(
             id(leaf), same(leaf, leaf.detach().clone())), (args, kwargs))
 
+    def again(self, robot: str, options: ClientOptions) -> OffloadedModel:
+        """Share the model as it was traced here for another robot, without a trace of its own."""
+        other = OffloadedModel(self.model, robot, options)
+        with self._opening:
+            other._example, other._given, other._reason = self._example, self._given, self._reason
+        if other._given is not None:
+            other._client = other._opened(other._given.traced)
+        return other
+
     def update(self) -> None:
         """Trace the model as it is now, and share it again; the server gets it if it lacks it.
 

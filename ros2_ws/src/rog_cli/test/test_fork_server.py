@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fleet_testing import environment, eventually, mostly_long
-from rog_cli.launching.fork_server import LIMIT, ForkServer
+from rog_cli.launching.fork_server import LIMIT, ForkServer, _adopt
 
 MODULE = '''
 import json, os, signal, sys
@@ -116,14 +116,28 @@ def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, ans
     read, write = os.pipe()
     if not answered:
         fork_server._process.send_signal(signal.SIGSTOP)
+    _adopt(answered)
     asked = json.dumps([['says_what_it_is', '0'], environment(7, tmp_path)]).encode()
     socket.send_fds(fork_server._link, [asked], [write])
     os.close(write)
     if answered:
         assert select.select([fork_server._link], [], [], LIMIT)[0]
+        _adopt(False)
     fork_server._link.close()
     fork_server._process.send_signal(signal.SIGCONT)
     assert fork_server._process.wait(LIMIT) == 0
     with open(read) as log:  # reading ends when all processes have ended
         assert bool(log.read()) == answered
     assert capfd.readouterr().err == ''
+
+
+def test_a_process_whose_launcher_was_interrupted_does_not_run(tmp_path, light):
+    """Otherwise it would be nobody's child, and nobody could end it."""
+    (tmp_path / 'says_what_it_is.py').write_text(MODULE)
+    asked = json.dumps([['says_what_it_is', '0'], environment(7, tmp_path)]).encode()
+    read, write = os.pipe()
+    with ForkServer(light) as fork_server:
+        socket.send_fds(fork_server._link, [asked], [write])  # as `start` does after `_adopt`
+        os.close(write)
+        with open(read) as log:  # reading ends when the process has ended
+            assert log.read() == ''

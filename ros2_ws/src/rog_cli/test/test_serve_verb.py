@@ -103,7 +103,7 @@ def test_a_server_that_cannot_start_leaves_no_process(processes):
 
 def test_a_name_that_robots_could_not_use_is_refused(capsys):
     assert main(['serve', '--name', 'my-gpu']) == 2
-    assert "fleet: --name must begin with a letter" in capsys.readouterr().err
+    assert "letters a to z, digits and single underscores" in capsys.readouterr().err
 
 
 @pytest.mark.long

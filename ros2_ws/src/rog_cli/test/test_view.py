@@ -80,6 +80,45 @@ def test_a_table_shown_once_waits_for_each_robot(monkeypatch, capsys, speaks, st
     assert monitor.now == pytest.approx(until, abs=0.15)
 
 
+def test_who_looks_when_the_run_is_over_sees_what_is_known(monkeypatch, capsys):
+    monitor = Sends(1.0)
+    monitor.fleet.state = 'stopped'
+    monkeypatch.setattr(view, 'time', monitor)
+    assert show(monitor, once=False, timeout=10.0) == 0
+    assert '4711' in capsys.readouterr().out
+
+
+def test_the_last_lines_are_those_of_the_end(monkeypatch, capsys):
+    monitor = Sends(12.0)
+
+    def over(seconds):
+        Sends.spin(monitor, seconds)
+        if monitor.now > 12.0:
+            monitor.fleet.state = 'stopped'
+    monitor.spin = over
+    monkeypatch.setattr(view, 'time', monitor)
+    assert show(monitor, once=False, timeout=10.0) == 0
+    assert '4711' in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_fleet_without_robots_is_one(monkeypatch, capsys):
+    monitor = Sends(60.0)
+    monitor.fleet.robots, monitor.robots = [], {}
+    monitor.state.robots.clear()
+    monkeypatch.setattr(view, 'time', monitor)
+    assert show(monitor, once=True, timeout=10.0) == 0
+    assert 'rsp:4   training' in capsys.readouterr().out
+
+
+def test_the_headline_says_that_the_server_is_silent():
+    state = FleetState()
+    state.on_fleet(FleetStatus(sync='rsp:4', state='training'), 0.0)
+    assert 'no word' not in state.shown(4.0).headline()
+    assert 'training   no word from the parameter server for 9 s' in state.shown(9.0).headline()
+    state.on_fleet(FleetStatus(sync='rsp:4', state='stopped'), 9.0)
+    assert 'no word' not in state.shown(90.0).headline()
+
+
 def test_what_a_stranger_calls_itself_is_text_and_no_markup():
     assert '[/red]' in drawn(('robot1', 'waiting', {'why': 'a [/red] b', 'waiting_for': '[/]'}))
 

@@ -27,9 +27,9 @@ from rog_core.loopback import handler
 from rog_core.model.partition import RowPartition, partition_of
 from rog_core.protocol.config import ServerConfig, SgdConfig, TransferConfig
 from rog_core.protocol.messages import Ack, Command, Compute, Receipt, RegisterRequest, Send
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 
 SYNC = 'rsp:4'
 FAST = 1e9      # rate in bytes per second; such a fast link delays no message
@@ -75,12 +75,12 @@ class Pair:
         self.noise = np.random.default_rng(1)
         master = put(self.noise.standard_normal(partition.elements, np.float32))
         transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
-        self.server = ServerMachine(partition, master, 1,
-                                    ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},
-                                                 100.0))
+        self.server = Server(partition, master, 1,
+                             ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},
+                                          100.0))
         # Only the first robot has a worker. All other robots exist only in the server's tables.
         store = Accumulator(partition, put(np.zeros(partition.elements, np.float32)))
-        self.worker = WorkerMachine('robot0', 2, store, transfer)
+        self.worker = Worker('robot0', 2, store, transfer)
         self.gradient = put(self.noise.standard_normal(partition.elements, np.float32))
         self.worker.link.expect(FAST, 1e-3)
         for other in range(1, robots):

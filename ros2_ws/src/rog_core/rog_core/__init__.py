@@ -1,6 +1,6 @@
 """ROG's protocol and mathematics of training, without ROS, sockets, threads or a clock.
 
-There are two state machines: `WorkerMachine` on every robot, and `ServerMachine` on the parameter
+There are two state machines: `Worker` on every robot, and `Server` on the parameter
 server. They receive events and the present time, and return actions. A shell (a ROS 2 node, the
 simulator, a test) carries out the actions and delivers the messages. `protocol` defines what both
 sides use: messages, tables of states, steps and settings. `model` divides a model into rows,
@@ -21,8 +21,8 @@ _OF = {
                'RemoteProtocolError', 'RogError', 'StaleMessageError'],
     'methods': ['Method', 'Team', 'create'],
     'model.partition': ['RowPartition', 'partition_of'],
-    'server.machine': ['ServerMachine'],
-    'worker.machine': ['WorkerMachine'],
+    'server.server': ['Server'],
+    'worker.worker': ['Worker'],
 }
 __all__ = sorted(name for names in _OF.values() for name in names)
 

@@ -22,14 +22,14 @@ from .protocol.messages import (
     Send,
     TransferMessage,
 )
-from .server.machine import ServerMachine
+from .server.server import Server
 from .worker.accumulator import Accumulator
-from .worker.machine import WorkerMachine
+from .worker.worker import Worker
 
 _METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receipt'}
 
 
-def handler(machine: WorkerMachine | ServerMachine, message: TransferMessage) -> Callable[..., Any]:
+def handler(machine: Worker | Server, message: TransferMessage) -> Callable[..., Any]:
     """Return the method with which ``machine`` handles ``message``.
 
     The method of a server takes the name of the robot before the message.
@@ -45,7 +45,7 @@ class Loopback:
     clock.
     """
 
-    def __init__(self, server: ServerMachine, workers: list[WorkerMachine]) -> None:
+    def __init__(self, server: Server, workers: list[Worker]) -> None:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
         self._todo: list[tuple[str, Action]] = []  # pairs (name, action); see `want`
@@ -60,11 +60,11 @@ class Loopback:
                                   chunk_bytes=14000, chunk_time=0.004)
         partition = partition_of(shapes, transfer.granularity, transfer.codec)
         zeros = np.zeros(partition.elements, np.float32)
-        server = ServerMachine(partition, zeros, 1, ServerConfig(
+        server = Server(partition, zeros, 1, ServerConfig(
             transfer, sync, team.momentum, heartbeat_limit=3.0, patience=math.inf,
             drain_limit=1.0, stop_limit=math.inf, capacities=team.capacities, implausible=0.0))
         return cls(server, [
-            WorkerMachine(name, k, Accumulator(partition, zeros.copy()), transfer)
+            Worker(name, k, Accumulator(partition, zeros.copy()), transfer)
             for k, name in enumerate(team.capacities, start=2)])
 
     def start(self) -> list[tuple[str, Action]]:

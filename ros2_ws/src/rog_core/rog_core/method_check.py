@@ -30,7 +30,7 @@ from .methods import METHODS, Method, Team, create, parse, place_of, usages
 from .protocol.config import SgdConfig
 from .protocol.messages import Compute, Sending
 from .protocol.steps import STEPS, Step
-from .server.machine import ServerMachine
+from .server.server import Server
 
 ROBOTS = 3        # robots in a rehearsal if the server does not know its robots beforehand
 ITERATIONS = 12   # iterations per robot in a rehearsal
@@ -41,28 +41,29 @@ class _BadAnswer(RogError):
     """A synchronisation method of another package returns an invalid value."""
 
 
-def check_method(settings: Any, capacities: Mapping[str, float]) -> None:
+def check_method(settings: Any, capacities: Mapping[str, float], rehearse: bool = True) -> None:
     """Raise `ConfigError` if the method in ``settings.training`` does not fit the fleet.
 
-    ``capacities``: maps each robot to its computing capacity. Call this function before any
-    program of the fleet is started.
+    ``capacities``: maps each robot to its computing capacity. ``rehearse``: see `check_named`. Call
+    this function before any program of the fleet is started.
     """
     training = settings.training
     check_named(training.sync, Team(capacities, get_codec(training.codec).name, training.momentum,
-                              settings.server.clip, bool(settings.upstream.robot)))
+                                    settings.server.clip, bool(settings.upstream.robot)), rehearse)
 
 
-def check_named(text: str, team: Team) -> None:
+def check_named(text: str, team: Team, rehearse: bool = True) -> None:
     """Raise `ConfigError` if a method is unknown, does not fit the team, or fails in a rehearsal.
 
-    ``text``: the method with its arguments, as users write it. Call this function before you give
-    ``text`` to a `ServerMachine`, at the start of a run or to change the method during a run.
+    ``text``: the method with its arguments, as users write it. ``rehearse``: false if another
+    process has rehearsed it. Call this function before you give ``text`` to a `Server`, at
+    the start of a run or to change the method during a run.
     """
     name = parse(text).name
     if name not in METHODS:
         _import(place_of(name)[0], text.strip())
     create(text, team)
-    if name not in METHODS:
+    if name not in METHODS and rehearse:
         _rehearse(text, team)
 
 
@@ -105,7 +106,7 @@ def _rehearse(text: str, team: Team) -> None:
                           f'{last.lineno}: {last.line})') from error
 
 
-def _play(method: Method, team: Team) -> ServerMachine | None:
+def _play(method: Method, team: Team) -> Server | None:
     """Train a small model; return the server, or None if the method cannot train this model."""
     names = list(team.capacities) or [f'robot{k + 1}' for k in range(ROBOTS)]
     fleet = Loopback.small([('w', (20, 60)), ('b', (9,))], 'bsp', Team(
@@ -151,7 +152,7 @@ def _check_grants(method: Method) -> None:
     method.grant = checked  # type: ignore[method-assign]
 
 
-def _check(method: Method, server: ServerMachine) -> None:
+def _check(method: Method, server: Server) -> None:
     """Check what the method's ``held_up_by``, ``refusal`` and ``sending`` return.
 
     :raises _BadAnswer: one of the three returns an invalid value.

@@ -18,9 +18,9 @@ from .model.partition import Role, partition_of
 from .protocol.config import SgdConfig, TransferConfig
 from .protocol.messages import Action, Compute
 from .protocol.steps import Local
-from .server.machine import ServerMachine
+from .server.server import Server
 from .worker.accumulator import Accumulator
-from .worker.machine import WorkerMachine
+from .worker.worker import Worker
 
 # With these settings, a worker pushes the child fleet's change unscaled, because the change
 # already includes learning rate and momentum.
@@ -40,7 +40,7 @@ class Upstream:
     the child fleet makes more iterations.
     """
 
-    def __init__(self, server: ServerMachine, worker: WorkerMachine, base: Array | None = None
+    def __init__(self, server: Server, worker: Worker, base: Array | None = None
                  ) -> None:
         self.server, self.worker = server, worker
         self.base = copy_of(server.master) if base is None else base
@@ -106,7 +106,7 @@ class Upstream:
     def account(self) -> Array | None:
         """Return the child fleet's change since the last account; None if no account is ordered.
 
-        Write a checkpoint before you pass the change to `WorkerMachine.on_gradient` with
+        Write a checkpoint before you pass the change to `Worker.on_gradient` with
         `AS_IT_IS`. Otherwise the server could restart from an older checkpoint, and the change
         would be applied twice.
         """
@@ -124,8 +124,8 @@ class Upstream:
         return change
 
 
-def worker_above(server: ServerMachine, robot: str, incarnation: int, config: TransferConfig
-                 ) -> WorkerMachine:
+def worker_above(server: Server, robot: str, incarnation: int, config: TransferConfig
+                 ) -> Worker:
     """Return the worker that represents a server's fleet in the parent fleet.
 
     ``config``: the configuration of the parent fleet. The worker makes its own division of the
@@ -137,7 +137,7 @@ def worker_above(server: ServerMachine, robot: str, incarnation: int, config: Tr
         assert server.frozen is not None
         return server.frozen
     store = Accumulator(partition, copy_of(server.master[:partition.elements]), frozen=frozen)
-    return WorkerMachine(robot, incarnation, store, config)
+    return Worker(robot, incarnation, store, config)
 
 
 def step_above(upstream: Upstream, now: float) -> list[Action]:

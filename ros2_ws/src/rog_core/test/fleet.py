@@ -41,8 +41,8 @@ from rog_core.protocol.messages import (
     Stop,
 )
 from rog_core.protocol.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
-from rog_core.server.machine import ServerMachine
-from rog_core.worker.machine import WorkerMachine
+from rog_core.server.server import Server
+from rog_core.worker.worker import Worker
 
 # Parameters: short rows that fill several windows, a small parameter, a scalar, and a row that is
 # cut into several segments.
@@ -70,8 +70,8 @@ class Robot:
         self.name = name
         self.store = SummingAccumulator(fleet.partition, weights, frozen=lambda: fleet.frozen)
         self.switched = ()  # parameters that the robot's program has frozen or unfrozen
-        self.machine = WorkerMachine(name, incarnation, self.store,
-                                     transfer_config(fleet.codec, chunk_bytes=CHUNK))
+        self.machine = Worker(name, incarnation, self.store,
+                              transfer_config(fleet.codec, chunk_bytes=CHUNK))
         self.compute_time = fleet.rng.choice([0.03, 0.1, 0.3, 1.4])
         # Whether the robot's data source gives no data. If so, the robot's heartbeats report
         # `STARVED` instead of `COMPUTING`.
@@ -151,7 +151,7 @@ class Fleet:
     def start_server(self, master, state=None):
         for sync in {self.sync, self.sync if state is None else state.sync}:
             check_named(sync, self.team)
-        self.server = ServerMachine(
+        self.server = Server(
             self.partition, master[:self.partition.elements], next(self.lives),
             server_config(self.sync, self.codec, CHUNK, heartbeat_limit=self.heartbeat_limit,
                           momentum=self.momentum, capacities=self.capacities,

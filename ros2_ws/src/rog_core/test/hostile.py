@@ -14,15 +14,15 @@ from rog_core.methods.svrg import FullGradient
 from rog_core.protocol.messages import Ack, Chunk, End, Kind
 from rog_core.protocol.steps import MAX_LOCAL, MAX_SHARDS, Local, Phase, Shards
 from rog_core.server.aggregation import Aggregation
-from rog_core.server.machine import ServerMachine
 from rog_core.server.member import Member
 from rog_core.server.mirror import Mirror
+from rog_core.server.server import Server
 from rog_core.transfer.link import RowLink
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import RawRows, Sender
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.machine import WorkerMachine
 from rog_core.worker.report import WorkerStatistics
+from rog_core.worker.worker import Worker
 
 
 def _scale(chunk, bits):
@@ -140,7 +140,7 @@ def corrupted(rng, message):
 
 # Types of the objects inside a state machine. Attributes of other types are numbers, arrays,
 # containers or constants.
-_PARTS = (WorkerMachine, ServerMachine, Member, Accumulator, Aggregation, Method, FullGradient,
+_PARTS = (Worker, Server, Member, Accumulator, Aggregation, Method, FullGradient,
           Mirror, RawRows, Sender, Receiver, RowLink, RoundTrip, Rate, WorkerStatistics)
 
 

@@ -8,7 +8,7 @@ from rog_core.loopback import Loopback
 from rog_core.method_check import check_named
 from rog_core.methods import Team
 from rog_core.protocol.messages import Compute
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 
 
 class InProcessLink:
@@ -22,7 +22,7 @@ class InProcessLink:
     def join(self, machine):
         self.machine = machine
         store = machine.accumulator
-        self.server = ServerMachine(
+        self.server = Server(
             machine.partition, copy_of(store.weights), 1, self.config,
             store.frozen() if machine.partition.frozen else None)
         self.pair = Loopback(self.server, [machine])

@@ -19,7 +19,7 @@ from rog_core.arrays import (
 from rog_core.model.partition import partition_of
 from rog_core.protocol.config import SgdConfig
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 
 LENGTHS = [1, 63, 64, 65, 300, 8192]
 OFFSETS = np.cumsum([0, *LENGTHS])
@@ -94,8 +94,8 @@ def test_worker_and_server_train_on_tensors_as_on_arrays(place, codec, sync):
         # Values are multiples of 1/8, so that sums are exact in any order.
         draw = [put(noise.integers(-9, 10, partition.elements).astype(np.float32) / 8, place)
                 for _ in range(6)]
-        machine = WorkerMachine('robot', 1, Accumulator(partition, draw[0]),
-                                transfer_config(codec))
+        machine = Worker('robot', 1, Accumulator(partition, draw[0]),
+                         transfer_config(codec))
         link = InProcessLink(sync, codec)
         order = link.join(machine)
         for gradient in draw[1:]:

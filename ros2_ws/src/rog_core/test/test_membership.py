@@ -26,18 +26,18 @@ from rog_core.protocol.messages import (
     TransferId,
 )
 from rog_core.protocol.steps import Local
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_core.transfer.link import MIN_CHUNK
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 
 SHAPES = [('w', (20, 60)), ('b', (8,))]
 PARTITION = partition_of(SHAPES)
 
 
 def server(**changes):
-    return ServerMachine(PARTITION, np.ones(PARTITION.elements, np.float32), 50,
-                         server_config(**changes))
+    return Server(PARTITION, np.ones(PARTITION.elements, np.float32), 50,
+                  server_config(**changes))
 
 
 def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', codec='onebit',
@@ -50,7 +50,7 @@ def request(robot='robot1', incarnation=9, shapes=SHAPES, granularity='row', cod
 
 def worker():
     store = Accumulator(PARTITION, np.zeros(PARTITION.elements, np.float32))
-    return WorkerMachine('robot1', 9, store, transfer_config())
+    return Worker('robot1', 9, store, transfer_config())
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
@@ -58,7 +58,7 @@ def test_a_model_that_is_not_finite_is_refused_by_its_parameter(value):
     master = np.ones(PARTITION.elements, np.float32)
     master[-1] = value
     with pytest.raises(ConfigError, match=r'parameter b \(8\) of the model holds NaN or infinite'):
-        ServerMachine(PARTITION, master, 50, server_config())
+        Server(PARTITION, master, 50, server_config())
 
 
 REFUSED = {
@@ -141,8 +141,8 @@ def test_a_repeated_request_gets_the_same_answer_and_no_second_snapshot():
 def test_a_snapshot_travels_in_datagrams_however_long_the_rows_are():
     shapes = [('long', (4, 9001))]
     partition = partition_of(shapes)
-    machine = ServerMachine(partition, np.ones(partition.elements, np.float32), 50,
-                            server_config())
+    machine = Server(partition, np.ones(partition.elements, np.float32), 50,
+                     server_config())
     _, actions = machine.on_register(request(shapes=shapes), 0.0)
     sizes = [a.message.ids.size + a.message.values.size for a in actions]
     assert sizes

@@ -1,5 +1,7 @@
 """RogOptimizer equals SGD with Nesterov momentum, however the program handles its gradients."""
 
+import inspect
+import sys
 import warnings
 from dataclasses import replace
 
@@ -44,6 +46,15 @@ def train(network, optim, before_step=lambda network: None, set_to_none=True):
         optim.step()
         losses.append(loss.item())
     return losses
+
+
+def test_a_robot_trains_without_torch_dynamo_whose_import_takes_seconds(monkeypatch):
+    add = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    monkeypatch.delattr(add, '__dynamo_disable', raising=False)  # where PyTorch keeps the import
+    monkeypatch.setitem(sys.modules, 'torch._dynamo', None)
+    network = model()
+    train(network, optimizer(network))
+
 
 
 def reference():

@@ -13,7 +13,7 @@ from rog_core.model import flat
 from rog_core.model.flat import contents_of, flatten, frozen_values, unflatten
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import Compute
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
 from rog_core.worker import gradient, learner
 from rog_core.worker.learner import Learner
@@ -86,7 +86,7 @@ class Robots:
         config = server_config(sync, codec, capacities=team.capacities)
         array = (lambda values: values) if isinstance(self.store.weights, np.ndarray) \
             else torch.tensor
-        self.server = ServerMachine(
+        self.server = Server(
             contents_of(self.model).partition('row', codec), array(flatten(self.model)), 1, config,
             array(frozen_values(self.model)))
         self.pair = Loopback(self.server, [one.machine for one in self.learners.values()])
@@ -452,8 +452,8 @@ def test_what_is_not_exchanged_is_named():
 def test_fleets_of_fleets_have_one_whole_model():
     fleets = {name: Robots(sync='rsp:3', change=unfreeze) for name in ('blue', 'red')}
     check_named('local:2', Team())
-    parent = ServerMachine(contents_of(Net()).partition('row', 'onebit'), flatten(Net()), 1,
-                           server_config('local:2', 'onebit'), frozen_values(Net()))
+    parent = Server(contents_of(Net()).partition('row', 'onebit'), flatten(Net()), 1,
+                    server_config('local:2', 'onebit'), frozen_values(Net()))
     above = {name: Upstream(fleet.server, worker_above(fleet.server, name, 200 + k,
                                                        transfer_config('onebit')))
              for k, (name, fleet) in enumerate(fleets.items())}

@@ -22,14 +22,14 @@ from rog_core.protocol.messages import (
     TransferId,
 )
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 
 PARTITION = partition_of([('w', (20, 60)), ('b', (8,))], codec='raw')
 EVERY = np.arange(PARTITION.segments, dtype=np.int64)
 SERVER = 50
 
 
-class Worker:
+class Robot:
     """A worker for which the test plays the server.
 
     ``log``: the names of the gradients, in the order in which they were accumulated.
@@ -38,7 +38,7 @@ class Worker:
     def __init__(self, sync):
         weights = np.zeros(PARTITION.elements, np.float32)
         self.store = Accumulator(PARTITION, weights)
-        self.machine = WorkerMachine('robot1', 9, self.store, transfer_config('raw'))
+        self.machine = Worker('robot1', 9, self.store, transfer_config('raw'))
         self.method, self.attempt, self.sent = create(sync), 0, []
         self.log, self.gradients = [], {}  # maps the name of a gradient to its values
         self.store.accumulate = self.noting(self.store.accumulate)
@@ -111,7 +111,7 @@ def computes(actions):
     ('rsp:4+pipeline', 3, []), ('rsp:1+pipeline', 0, []), ('rsp:2+pipeline', 0, [2])])
 def test_the_next_gradient_is_computed_while_rows_travel_only_within_the_bound(sync, staleness,
                                                                                ahead):
-    worker = Worker(sync)
+    worker = Robot(sync)
     assert computes(worker.grant(1, staleness)) == [1]
     actions = worker.gradient('first')
     assert any(isinstance(a, Send) and isinstance(a.message, (Chunk, End)) for a in actions)
@@ -119,7 +119,7 @@ def test_the_next_gradient_is_computed_while_rows_travel_only_within_the_bound(s
 
 
 def test_a_gradient_that_is_early_waits_for_the_push_before_it():
-    worker = Worker('rsp:8+pipeline')
+    worker = Robot('rsp:8+pipeline')
     worker.grant(1)
     assert computes(worker.gradient('first')) == [2]
     assert worker.gradient('second') == []   # the push of the first gradient is still under way
@@ -134,7 +134,7 @@ def test_a_gradient_that_is_early_waits_for_the_push_before_it():
 
 
 def test_a_gradient_that_is_late_becomes_that_of_the_iteration_granted():
-    worker = Worker('rsp:8+pipeline')
+    worker = Robot('rsp:8+pipeline')
     worker.grant(1)
     worker.gradient('first')
     worker.finish_push()
@@ -146,7 +146,7 @@ def test_a_gradient_that_is_late_becomes_that_of_the_iteration_granted():
 
 
 def test_the_model_changes_only_when_the_next_gradient_begins():
-    worker = Worker('rsp:8+pipeline')
+    worker = Robot('rsp:8+pipeline')
     model = worker.store.model
     worker.grant(1, rows=[(3, 1.0)])
     assert model.sum() == 60                 # the pulled row is in the model
@@ -162,7 +162,7 @@ def test_the_model_changes_only_when_the_next_gradient_begins():
 
 def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
     """Check that the predicted model is the weights minus learning rate times momentum."""
-    worker = Worker('rsp:8+pipeline')
+    worker = Robot('rsp:8+pipeline')
     worker.grant(1, rows=[(3, 1.0)])
     worker.gradient('first')
     store = worker.store
@@ -175,7 +175,7 @@ def test_a_gradient_ahead_is_computed_where_the_step_under_way_will_lead():
 
 
 def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelining_either():
-    worker = Worker('rsp:4')
+    worker = Robot('rsp:4')
     worker.grant(1)
     model = worker.store.model
     worker.machine.on_server_status(51, True, 0.3)
@@ -196,7 +196,7 @@ def test_a_snapshot_does_not_change_the_model_under_a_gradient_without_pipelinin
 
 
 def test_a_worker_that_loses_its_server_meanwhile_keeps_both_gradients():
-    worker = Worker('rsp:8+pipeline')
+    worker = Robot('rsp:8+pipeline')
     worker.grant(1)
     worker.gradient('first')
     worker.gradient('second')
@@ -248,7 +248,7 @@ def test_on_a_slow_link_a_fleet_that_pipelines_gets_further_within_the_same_boun
 
 
 def test_the_end_of_a_pull_that_overtakes_the_receipt_of_the_push_waits_for_it():
-    worker = Worker('asp')
+    worker = Robot('asp')
     worker.grant(1)
     worker.gradient('first')
     assert worker.machine.state == 'pushing'

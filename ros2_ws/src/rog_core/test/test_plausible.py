@@ -141,7 +141,7 @@ def test_a_gradient_that_explodes_is_not_applied_is_counted_and_holds_up_nobody(
     before = fleet.server.master.copy()
     # With this limit, the push of the exploding gradient is refused. A push below the limit is too
     # small to disturb the float32 sums that the test checks.
-    fleet.server.pushes.filter.implausible = 8.0
+    fleet.server.filter.implausible = 8.0
     fleet.exploding = {'robot1'}
     fleet.run(4)
     assert fleet.server.refused['robot1'] >= 1 and set(fleet.server.refused) == {'robot1'}

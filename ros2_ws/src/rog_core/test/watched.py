@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from rog_core.protocol import states
-from rog_core.server.machine import ServerMachine
 from rog_core.server.member import Member
+from rog_core.server.server import Server
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import Sender
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 
-TABLE_OF = {(WorkerMachine, 'state'): states.WORKER, (WorkerMachine, 'gradient'): states.GRADIENT,
+TABLE_OF = {(Worker, 'state'): states.WORKER, (Worker, 'gradient'): states.GRADIENT,
             (Member, 'state'): states.MEMBER, (Member, 'place'): states.PLACE,
-            (ServerMachine, 'state'): states.SERVER, (Sender, 'state'): states.SENDER,
+            (Server, 'state'): states.SERVER, (Sender, 'state'): states.SENDER,
             (Receiver, 'state'): states.RECEIVER}
 
 

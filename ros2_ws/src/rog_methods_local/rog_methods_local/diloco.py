@@ -10,6 +10,7 @@ from rog_core.methods.base import Fleet, Model, Team
 from rog_core.methods.method_spec import MethodSpec
 from rog_core.methods.outer import Outer
 from rog_core.steps import Phase, Step
+from typing_extensions import override
 
 
 class DiLoCo(Outer):
@@ -57,22 +58,22 @@ class DiLoCo(Outer):
         self._newest = -1        # newest round that any robot has finished
 
     @classmethod
+    @override
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
-        """See `Method.by_default`."""
         return frozenset({'pipeline'}) if len(spec.arguments) > 1 else frozenset()
 
     @classmethod
+    @override
     def numbered(cls) -> tuple[str, ...]:
-        """See `Method.numbered`."""
         return ('quorum',)
 
     @classmethod
+    @override
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """See `Method.ranges`."""
         return {**super().ranges(), 'grace': (0.0, 3600.0)}
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         text, arguments = self.spec.text, self.spec.arguments
         if not 1 <= len(arguments) <= 2:
             raise ConfigError(f"'{text}' needs the number of local steps, and may have a number of "
@@ -85,8 +86,8 @@ class DiLoCo(Outer):
         self.steps = every // self.fragments
         return 1, 1
 
+    @override
     def unfit(self, model: Model) -> str:
-        """See `Method.unfit`."""
         rows = model.partition.rows
         if self.fragments <= rows:
             return ''
@@ -99,14 +100,14 @@ class DiLoCo(Outer):
         self._newest = iteration
 
     @property
+    @override
     def by_row(self) -> bool:
-        """See `Method.by_row`."""
         return self.fragments == 1 and not self.quorum and not self.pipelined
 
     # -- which robots may continue ---------------------------------------------------------------
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         iteration = fleet[robot].iteration if robot in fleet else -1
         pushed = sum(other.iteration >= iteration for other in fleet.values())
         if self.quorum and iteration > self._met and pushed >= self.quorum:
@@ -115,16 +116,16 @@ class DiLoCo(Outer):
                 self._over = iteration
 
     @property
+    @override
     def deadline(self) -> float:
-        """See `Method.deadline`."""
         return self._since + self.grace if self._met > self._over else math.inf
 
+    @override
     def on_time(self, now: float) -> None:
-        """See `Method.on_time`."""
         self._over = self._met
 
+    @override
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`."""
         if fleet[robot].iteration <= self._over:
             return []
         return super().held_up_by(robot, fleet, least)

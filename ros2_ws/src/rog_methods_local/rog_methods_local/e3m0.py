@@ -28,6 +28,7 @@ from rog_core.codecs.base import (
     starts_of,
 )
 from rog_core.codecs.kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
+from typing_extensions import override
 
 # For each exponent 0 to 7: the decoded magnitude, divided by the scale.
 LEVELS = np.array([0, *(2.0 ** (e - 7) for e in range(1, 8))], np.float32)
@@ -42,8 +43,8 @@ class E3M0(Codec):
     segment_elements = 2048  # half a byte for each element: 1 KiB, which fits one datagram
     kernels = 'e3m0', 'e3m0'
 
+    @override
     def sizes(self, lengths):
-        """See `Codec.sizes`."""
         return 2 + (lengths + 1) // 2
 
     def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rog_core.methods.base import Method
 from rog_core.steps import Local, Step
+from typing_extensions import override
 
 
 class LocalSgd(Method):
@@ -17,11 +18,11 @@ class LocalSgd(Method):
     usage = 'local:H'
     known = ()
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         self.steps = self.spec.threshold(1)
         return 1, 1
 
+    @override
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`."""
         return iteration + 1, Local(self.steps)

@@ -46,6 +46,7 @@ from rog_core.codecs.kernels import (
     select_largest,
     write_scale,
 )
+from typing_extensions import override
 
 SHARE = 64                  # one of SHARE elements is sent
 BITS = 14                   # bits for each sent element
@@ -71,8 +72,8 @@ class SparseLoCo(Codec):
         """
         return np.maximum(np.rint(lengths / SHARE), 1).astype(np.int64)
 
+    @override
     def sizes(self, lengths):
-        """See `Codec.sizes`."""
         return 4 + (BITS * self.counts(lengths) + 7) // 8
 
     def take(self, partition, values, ids, magnitude):

@@ -10,6 +10,7 @@ from rog_core.arrays import Array
 from rog_core.errors import ConfigError
 from rog_core.methods.base import Due, EndRound, Fleet, Holding, Model, Team
 from rog_core.methods.method_spec import MethodSpec
+from typing_extensions import override
 
 _BLOCK = 1 << 14  # elements of each array that `trimmed_mean` processes at once, to fit the cache
 
@@ -37,22 +38,22 @@ class Trimmed(Holding):
         self._round: tuple[str, ...] = ()  # robots whose pushes the next `EndRound` applies
         self._robots: frozenset[str] = frozenset()  # robots of the fleet
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         self.cut = self.spec.threshold(1)
         return 1, 1
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         self._pushed.clear()
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         self._pushed.add(robot)
 
+    @override
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """See `Method.dues`."""
         self._robots = frozenset(fleet)
         awaited = (self._robots | self.expected - gone) - self._pushed
         if awaited or not self._pushed:
@@ -61,27 +62,27 @@ class Trimmed(Holding):
         self._pushed.clear()
         return [EndRound()]
 
+    @override
     def carry_out(self, due: Due, robots: int) -> None:
-        """See `Method.carry_out`."""
         values = [self.held.pop(name) for name in self._round if name in self.held]
         self._round = ()
         if values:
             master = self.held_model.master
             master -= trimmed_mean(values, min(self.cut, (len(values) - 1) // 2))
 
+    @override
     def flush(self, robots: int) -> None:
-        """See `Method.flush`."""
         # Apply also the pushes of robots that are gone, because the server has acknowledged them.
         self._round = tuple(self.held)
         self._pushed.clear()
         self.carry_out(EndRound(), robots)
 
+    @override
     def state(self) -> dict[str, Any]:
-        """See `Method.state`."""
         return {'pushed': sorted(self._pushed), 'robots': sorted(self._robots)}
 
+    @override
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Method.load_state`."""
         self._pushed = set(map(str, state.get('pushed', ())))
         self.expected = frozenset(map(str, state.get('robots', ())))
 

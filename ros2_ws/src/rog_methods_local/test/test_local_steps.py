@@ -18,7 +18,7 @@ from rog_core.methods import Team, create
 from rog_core.methods.base import Model, Standing
 from rog_core.model.partition import partition_of
 from rog_core.protocol.steps import Phase
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from schedules import check_end, come_back, lose, play, run_until, settled
 
 NEW = ['diloco:3', 'diloco:6:3', 'diloco:6+pipeline', 'diloco:4:2+quorum=2+grace=0.3',
@@ -58,7 +58,7 @@ def test_a_row_that_misses_its_turns_travels_with_another_fragment():
 # -- the outer step
 
 
-class Server:
+class Aggregator:
     """A server with a method and two robots, which push with codec raw."""
 
     def __init__(self, sync, place='numpy', robots=2):
@@ -100,7 +100,7 @@ def by_the_paper(changes, rate, momentum):
     ('diloco:3+rate=1+momentum=0', 1.0, 0.0), ('rsp:4+local=2+rate=0.5+momentum=0.3', 0.5, 0.3),
     ('local:3', 1.0, 0.0), ('rsp:4+local=2', 1.0, 0.0)])
 def test_the_outer_step_is_that_of_the_paper(place, sync, rate, momentum):
-    server = Server(sync, place)
+    server = Aggregator(sync, place)
     changes = deltas(server, 6)
     for round_ in changes:
         for delta in round_:
@@ -113,12 +113,12 @@ def test_the_outer_step_is_that_of_the_paper(place, sync, rate, momentum):
 @given(order=st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_every_row_has_a_momentum_of_its_own(order):
     """A row moves as if it were the only row; pushes of other rows have no effect on it."""
-    server = Server('rsp:4+local=2+rate=0.5+momentum=0.5')
+    server = Aggregator('rsp:4+local=2+rate=0.5+momentum=0.5')
     changes = deltas(server, len(order))[:, 0]
     for row, delta in zip(order, changes, strict=True):
         server.push(delta, [row])
     for row in range(6):
-        alone = Server('rsp:4+local=2+rate=0.5+momentum=0.5')
+        alone = Aggregator('rsp:4+local=2+rate=0.5+momentum=0.5')
         for other, delta in zip(order, changes, strict=True):
             if other == row:
                 alone.push(delta, [row])
@@ -129,7 +129,7 @@ def test_every_row_has_a_momentum_of_its_own(order):
 def test_a_tensor_and_a_numpy_array_get_the_same_momentum():
     results = []
     for place in ('numpy', 'tensor'):
-        server = Server('diloco:3', place)
+        server = Aggregator('diloco:3', place)
         for round_ in deltas(server, 4):
             for delta in round_:
                 server.push(delta)
@@ -138,7 +138,7 @@ def test_a_tensor_and_a_numpy_array_get_the_same_momentum():
 
 
 def test_a_restarted_server_goes_on_with_the_momentum_in_the_middle_of_a_round():
-    one, other = Server('diloco:3'), Server('diloco:3')
+    one, other = Aggregator('diloco:3'), Aggregator('diloco:3')
     changes = deltas(one, 5)
     for round_ in changes[:2]:
         one.push(round_[0])
@@ -329,8 +329,8 @@ def test_more_fragments_than_rows_are_refused_and_nothing_has_changed(sync, gran
     zeros = np.zeros(partition.elements, np.float32)
     check_named(sync, Team())
     with pytest.raises(ConfigError, match=f"'{sync}': {what}"):
-        ServerMachine(partition, zeros, 1, server_config(sync, 'raw'))
-    server = ServerMachine(partition, zeros, 1, server_config('rsp:4', 'raw'))
+        Server(partition, zeros, 1, server_config(sync, 'raw'))
+    server = Server(partition, zeros, 1, server_config('rsp:4', 'raw'))
     method = server.method
     with pytest.raises(ConfigError, match=what):
         server.set_sync(sync, 0.0)

@@ -1,10 +1,21 @@
-"""Looks for another parameter server in the same namespace, before and after this server starts."""
+"""Looks for another parameter server in the same namespace, before and after this server starts.
+
+A server that loads its code listens meanwhile. For a server that a launcher forks with its code
+loaded, the launcher lets `python -m rog_ps.duplicate_server_check`, with the server's arguments,
+listen while the code is loaded.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fleet_link.key import read_key
+from fleet_ros.exposure import key_file, look_before
+from fleet_ros.process import run
 from fleet_ros.spinning import Executor
 from rclpy.node import Node
 from rog_core.errors import ConfigError, shown
@@ -12,50 +23,87 @@ from rog_msgs.msg import FleetStatus
 from rog_ros import qos
 from rog_ros.parameters import SERVER
 from rog_ros.servers import Others, gives_way, refusal
+from rog_ros.signature import Signature
+
+from .directory import check_directory, run_in
 
 if TYPE_CHECKING:
     from .node import ParameterServerNode
 
 SECONDS = 2.0  # seconds that are enough to find another server, even if one announcement is lost
 _LEAST = 0.3   # minimum seconds for reading the messages that arrived during the imports
+# Environment variable of a server's process: its launcher has rehearsed the method, and looked for
+# another server.
+CHECKED = 'ROG_CHECKED'
 
 
-class DuplicateServerCheck:
-    """Listens, before this server starts, for statuses of another server in its namespace.
+class DuplicateServerCheck(Node):
+    """Listens, before a server starts, for statuses of another server in its namespace.
 
-    :param others: decides whether a status shows another server.
+    The constructor checks the server's out directory, its checkpoint and its key. A fault raises an
+    error there, before the imports, which take seconds.
     """
 
-    def __init__(self, others: Others) -> None:
-        self._others = others
+    def __init__(self) -> None:
+        self._others = _others()
         self._until = time.monotonic() + SECONDS
-        self._node = Node('duplicate_server_check', namespace=f'/{SERVER}')
+        super().__init__('duplicate_server_check', namespace=f'/{SERVER}')
         self._heard: list[Any] = []
-        self._node.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
+        self.create_subscription(FleetStatus, 'fleet_status', self._heard.append, qos.STATUS)
 
-    def close(self) -> None:
-        """Listen until another server is found or the time is over; then destroy the node.
+    def listen(self) -> None:
+        """Listen until another server is found or the time is over.
 
         Listen until `SECONDS` after this object was made, and for at least `_LEAST` seconds.
 
         :raises ConfigError: there is another server.
         """
-        executor = Executor(context=self._node.context)
-        executor.add_node(self._node)
+        executor = Executor(context=self.context)
+        executor.add_node(self)
         until = max(self._until, time.monotonic() + _LEAST)
         found = None
         while found is None and (left := until - time.monotonic()) > 0:
             executor.spin_once(timeout_sec=left)
             found = next((s for s in self._heard if self._others.shows(s, time.time())), None)
             self._heard.clear()
-        executor.remove_node(self._node)
-        place = self._node.get_namespace()
+        executor.remove_node(self)
         if self._others.refused:
-            self._node.get_logger().warning('a status of another parameter server does not count: '
-                                            f'{self._others.refused}')
-        self._node.destroy_node()
+            self.get_logger().warning('a status of another parameter server does not count: '
+                                      f'{self._others.refused}')
         if found is not None:
-            raise ConfigError(refusal(found, place))
+            raise ConfigError(refusal(found, self.get_namespace()))
+
+
+def _others() -> Others:
+    """Read the server's parameters, check its directory, and return who judges statuses for it."""
+    node = Node('parameter_server', namespace=f'/{SERVER}', start_parameter_services=False,
+                enable_rosout=False)
+    try:
+        out = node.declare_parameter('out', '').value
+        resume = node.declare_parameter('resume', False).value
+        key = key_file(node.declare_parameter('security.key', '').value)
+    finally:
+        node.destroy_node()
+    if out:
+        check_directory(Path(out), resume)
+    return Others(Signature(read_key(key)) if key else None,
+                  run_in(Path(out)) if out and resume else 0)
+
+
+def look(arguments: Sequence[str] | None) -> None:
+    """Refuse, before a server's process joins DDS, to leave this machine without a key."""
+    look_before('parameter_server', f'/{SERVER}', arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look for another server of the fleet; return 0 if there is none."""
+    def listened() -> Node:
+        check = DuplicateServerCheck()
+        check.listen()
+        return check
+
+    return run(listened, lambda node, interruption: 0, arguments,
+               ('rog_core', 'rog_ros', 'rog_ps'), look)
 
 
 class DuplicateServerWatch:
@@ -90,3 +138,7 @@ class DuplicateServerWatch:
                 f'there is a second parameter server at {node.get_namespace()}: '
                 f'{shown(message.host, 80)}; robots stay with the one that has accepted them',
                 throttle_duration_sec=5.0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

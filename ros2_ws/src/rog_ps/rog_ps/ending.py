@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 
-from fleet_ros.ending import ORDERLY
+from fleet_ros.ending import HURRY
 from rog_core.protocol.states import AWAY
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 
 from .model_versions import ModelVersions
 from .presence import Presence
 from .run_files import RunFiles
-
-HURRY = ORDERLY - 0.5  # seconds that the end may still take after a launcher's first signal
 
 
 class Ending:
@@ -24,7 +22,7 @@ class Ending:
     :param machine: state machine of the server; its `Deadlines.stop_by` limits the wait.
     """
 
-    def __init__(self, machine: ServerMachine, presence: Presence, files: RunFiles,
+    def __init__(self, machine: Server, presence: Presence, files: RunFiles,
                  versions: ModelVersions) -> None:
         self._machine, self._presence, self._files = machine, presence, files
         self._versions = versions

@@ -16,7 +16,7 @@ from fleet_env.versions import MODELS, Version, Versions
 from fleet_env.weights import state_bytes
 from rog_core.arrays import to_host
 from rog_core.model.flat import Contents, contents_of
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_ros.parameters import ServerSettings
 from rog_tasks.failure import failure
 from rog_tasks.task import Task, measure
@@ -71,7 +71,7 @@ class ModelVersions:
     :param offer: called when `offered` has changed.
     """
 
-    def __init__(self, settings: ServerSettings, files: RunFiles, machine: ServerMachine,
+    def __init__(self, settings: ServerSettings, files: RunFiles, machine: Server,
                  task: Task, contents: Contents, woken: Callable[[], None],
                  offer: Callable[[], None]) -> None:
         out = self._out = files.out

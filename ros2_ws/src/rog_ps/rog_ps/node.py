@@ -1,9 +1,10 @@
-"""Parameter-server node: the ROS 2 shell around `rog_core.ServerMachine`."""
+"""Parameter-server node: the ROS 2 shell around `rog_core.Server`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import secrets
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from rog_core.model.flat import Contents, contents_of
 from rog_core.protocol.config import ServerConfig
 from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_msgs.msg import TransferReceipt
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots
 from rog_ros.receive import checksum_of, receive
@@ -41,7 +42,7 @@ from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 from . import checkpoint
 from .control import Control
 from .directory import claim
-from .duplicate_server_check import DuplicateServerWatch
+from .duplicate_server_check import CHECKED, DuplicateServerWatch
 from .ending import Ending
 from .model_versions import ModelVersions
 from .peer import Peer, Peers
@@ -95,7 +96,7 @@ class ParameterServerNode(ManagedNode):
         self._signature = self._key and Signature(self._key)
         if self._key is not None or not security.control:
             close_parameters(self)
-        check_method(settings, self._capacities)
+        check_method(settings, self._capacities, rehearse=CHECKED not in os.environ)
 
     def _build(self) -> None:
         """Load the task, make the state machine, and open the files of the run."""
@@ -188,7 +189,7 @@ class ParameterServerNode(ManagedNode):
 
     # -- building ---
 
-    def _build_machine(self) -> tuple[ServerMachine, Contents, tuple[float, float] | None]:
+    def _build_machine(self) -> tuple[Server, Contents, tuple[float, float] | None]:
         """Return the machine, its model, and the accuracies at the start (None if resumed)."""
         settings = self.settings
         training = settings.training
@@ -204,7 +205,7 @@ class ParameterServerNode(ManagedNode):
             master, state = contents.flatten(), None
         baseline = measured_start(self.task, model, self.get_logger()) if state is None else None
         device = str(torch_device(settings.server.device))
-        machine = ServerMachine(
+        machine = Server(
             partition, on_device(master[:partition.elements], device),
             secrets.randbits(63), ServerConfig.of(settings, self._capacities),
             on_device(contents.frozen_values(), device))

@@ -24,7 +24,7 @@ from rog_core.protocol.config import TransferConfig
 from rog_core.protocol.messages import Compute
 from rog_core.protocol.states import PUSHING, STOPPED
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 from rog_ros.parameters import ServerSettings, fleet_namespace, upstream_parameters
 from rog_ros.signature import process_of
 from rog_worker.node import WorkerNode
@@ -53,7 +53,7 @@ class FleetWorker(WorkerNode):
         self.order: Compute | None = None
         self.ended = self.closing = False
 
-    def begin(self, machine: WorkerMachine) -> None:
+    def begin(self, machine: Worker) -> None:
         """Register with the parent fleet's server. Any thread may call this."""
         self.machine = machine
         self._started.trigger()

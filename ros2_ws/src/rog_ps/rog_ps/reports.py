@@ -9,12 +9,14 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_ros.ending import LAST_WORDS
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
 from rog_core.server.deadlines import mta_time
-from rog_core.server.machine import ServerMachine
 from rog_core.server.report import why
+from rog_core.server.server import Server
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.heartbeat import is_due
@@ -77,7 +79,7 @@ class Reports:
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
-    def is_due(self, machine: ServerMachine) -> bool:
+    def is_due(self, machine: Server) -> bool:
         """Return whether the slowest link can take another status, and it is not yet known."""
         since = time.monotonic() - self.last
         alive = [m for m in machine.members.values() if m.alive]
@@ -86,13 +88,13 @@ class Reports:
         return is_due(since, ON_AIR + ON_AIR_ROBOT * len(machine.members),
                       min((m.link.speed.careful for m in alive), default=math.inf))
 
-    def _news(self, machine: ServerMachine) -> tuple[Any, ...]:
+    def _news(self, machine: Server) -> tuple[Any, ...]:
         """Return what makes a status worth sending; else only times grow."""
         return (machine.iteration, machine.paused, machine.stopping, str(machine.method),
                 [(m.robot, m.state, m.place, m.iteration, m.slowest, list(m.waiting_for))
                  for m in machine.members.values()])
 
-    def status(self, machine: ServerMachine, elapsed: float, done: bool, paused: Set[str],
+    def status(self, machine: Server, elapsed: float, done: bool, paused: Set[str],
                followers: list[str]) -> None:
         """Publish the fleet's status.
 
@@ -151,11 +153,11 @@ class Reports:
     def wait_until_heard(self) -> None:
         """Wait until all present subscribers have received the last status.
 
-        The wait ends after `qos.LAST_WORDS` at the latest.
+        The wait ends after `LAST_WORDS` at the latest.
         """
-        self._status.wait_for_all_acked(qos.LAST_WORDS)
+        self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
-    def diagnose(self, machine: ServerMachine, unsaved: str, above: str, dropped: Counter[str],
+    def diagnose(self, machine: Server, unsaved: str, above: str, dropped: Counter[str],
                  followers: list[str], bases: Mapping[str, str]) -> None:
         """Publish the health of the fleet: robots that are away, and refused messages.
 

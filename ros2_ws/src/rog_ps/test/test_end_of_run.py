@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from rog_ps.ending import HURRY, Ending
+from fleet_ros.ending import HURRY
+from rog_ps.ending import Ending
 
 LIMIT, STOP_BY = 3.0, 60.0
 

@@ -9,7 +9,7 @@ from builtin_interfaces.msg import Time
 from rog_core.model.partition import partition_of
 from rog_core.protocol.config import ServerConfig, TransferConfig
 from rog_core.protocol.messages import RegisterRequest
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_ps import reports
 from rog_ros.heartbeat import RARELY
 
@@ -22,7 +22,7 @@ def test_a_status_with_no_news_is_due_after_four_seconds_and_any_other_at_once(m
     node = MagicMock()
     node.get_clock.return_value.now.return_value.to_msg.return_value = Time()
     made = reports.Reports(node, SimpleNamespace(run='', start=1), None)
-    machine = ServerMachine(
+    machine = Server(
         PARTITION, np.ones(PARTITION.elements, np.float32), 50,
         ServerConfig(TransferConfig('row', 'onebit', 1.0, 1.0, 14000, 0.004), 'rsp:4',
                      momentum=0.0, heartbeat_limit=3.0, patience=math.inf, drain_limit=math.inf,

@@ -130,11 +130,9 @@ def robot_name(name: str) -> str:
 
     :raises ConfigError: the name is not allowed.
     """
-    if len(name) > ROBOT['max_length']:
-        raise ConfigError(f"a robot's name must have at most {ROBOT['max_length']} characters, got "
-                          f'{len(name)}')
+    most = ROBOT['max_length']
     try:
-        for part in name.split('/'):
+        for part in name.split('/') if len(name) <= most else [name[:most + 1]]:
             checked(RobotConfig, {'name': part})
     except SettingError as error:
         raise ConfigError(f"a robot's {error.message}") from None

@@ -1,13 +1,9 @@
 """QoS profiles. The publishers and subscriptions of a topic use the same profile from here."""
 
 from fleet_ros.qos import HEARTBEAT, STATUS
-from rclpy.duration import Duration
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'LAST_WORDS', 'PAST', 'RELAY', 'ROBOTS', 'STATUS']
-
-# Maximum time that an ending process waits until all subscribers have received its last status.
-LAST_WORDS = Duration(seconds=1.0)
+__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'PAST', 'RELAY', 'ROBOTS', 'STATUS']
 
 # All messages of transfers. They are best effort, because the protocol itself repeats what is lost,
 # and no message may queue up behind a dead link. A reliable writer would also ask for its messages

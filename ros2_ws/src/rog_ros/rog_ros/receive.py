@@ -10,13 +10,13 @@ from rog_core.arrays import Array, to_host
 from rog_core.errors import RemoteProtocolError, StaleMessageError
 from rog_core.loopback import handler
 from rog_core.protocol.messages import Action, TransferId
-from rog_core.server.machine import ServerMachine
-from rog_core.worker.machine import WorkerMachine
+from rog_core.server.server import Server
+from rog_core.worker.worker import Worker
 
 from .convert import from_ros
 
 
-def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, peer: str
+def receive(machine: Worker | Server, message: Any, logger: Any, peer: str
             ) -> list[Action] | None:
     """Pass a message of a transfer to the state machine; return the machine's actions.
 
@@ -27,7 +27,7 @@ def receive(machine: WorkerMachine | ServerMachine, message: Any, logger: Any, p
     """
     try:
         value = from_ros(message)
-        who = (peer,) if isinstance(machine, ServerMachine) else ()
+        who = (peer,) if isinstance(machine, Server) else ()
         return handler(machine, value)(*who, value, time.monotonic())
     except StaleMessageError:
         return []

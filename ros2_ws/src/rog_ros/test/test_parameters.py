@@ -1,6 +1,7 @@
 """Each setting of the fleet file reaches the nodes that need it, as a parameter."""
 
 import json
+import math
 import os
 
 import pytest
@@ -169,5 +170,13 @@ def test_task_options_travel_as_json():
 
 def test_a_robot_name_fits_the_topics_that_are_made_from_it():
     assert robot_name('x' * 64) == 'x' * 64  # the longest allowed name
-    with pytest.raises(ConfigError, match='must have at most 64 characters, got 232'):
-        robot_name('x' * 232)
+    for wrong in ('x' * 232, '/'.join(['xyz'] * 20), 'a__b', '1e5'):
+        with pytest.raises(ConfigError, match='letters a to z, digits and single underscores, '
+                                              'first a letter.*, at most 64 characters'):
+            robot_name(wrong)
+
+
+@pytest.mark.parametrize('given', [math.inf, 1e5, True])
+def test_what_ros_2_reads_as_no_text_is_refused_with_what_to_do(node_of, given):
+    with pytest.raises(SettingError, match='parameter fleet must be text; .*put quotes'):
+        declare(node_of({'fleet': given}), ServerSettings)

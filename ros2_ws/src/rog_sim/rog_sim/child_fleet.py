@@ -13,7 +13,7 @@ import numpy as np
 from fleet_env.records.run_recorder import RobotReport
 from rog_core.protocol.config import TransferConfig
 from rog_core.protocol.messages import Action, Compute
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_core.upstream import Upstream, step_above, worker_above
 
 from .robot import Robot, on_the_air
@@ -32,7 +32,7 @@ class ChildFleet:
     silent_until = 0.0  # seconds; a child fleet never drops out
     left = False        # a child fleet never leaves
 
-    def __init__(self, name: str, server: ServerMachine, robots: Mapping[str, Robot | ChildFleet],
+    def __init__(self, name: str, server: Server, robots: Mapping[str, Robot | ChildFleet],
                  config: TransferConfig, incarnation: int) -> None:
         self.name, self._server, self._robots = name, server, robots
         self.machine = worker_above(server, name, incarnation, config)

@@ -17,7 +17,7 @@ from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.protocol.messages import Action, Chunk, Compute
 from rog_core.worker.computation import computation_of
 from rog_core.worker.learner import Learner
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 from rog_tasks.errors import TaskError
 from rog_tasks.failure import named_failures
 from rog_tasks.robot_data import RobotData
@@ -200,7 +200,7 @@ class Robot:
                            **on_the_air(self.machine, now, state))
 
 
-def on_the_air(machine: WorkerMachine, now: float, state: str = '') -> dict[str, Any]:
+def on_the_air(machine: Worker, now: float, state: str = '') -> dict[str, Any]:
     """Return a worker's report, with its numbers of bytes multiplied by `TransferConfig.traffic`.
 
     :param state: state in the report; if empty, the report has the state of ``machine``.

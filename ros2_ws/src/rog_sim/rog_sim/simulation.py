@@ -43,7 +43,7 @@ from rog_core.protocol.messages import (
     RegisterRequest,
     Send,
 )
-from rog_core.server.machine import ServerMachine
+from rog_core.server.server import Server
 from rog_tasks.errors import TaskError
 from rog_tasks.failure import failure, named_failures
 from rog_tasks.sources import CameraSource
@@ -217,7 +217,7 @@ class Simulation:
         self._contents = contents
         # norm of the initial parameters
         self._norm = float(np.linalg.norm(master[:partition.buffers.start]))
-        self.server = ServerMachine(
+        self.server = Server(
             partition, master.copy(), int(lives[0]),
             ServerConfig.of(fleet, fleet.capacities, self._traffic), contents.frozen_values())
         self.below = {name: Simulation(below, out and out / name, above=self._worked(name),

@@ -8,14 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_ros.ending import Interruption, importing
+from fleet_ros.ending import FAREWELL, Interruption, importing
 
 with importing():
     from fleet_ros.exposure import look_before
     from fleet_ros.process import fail, run, spin_until
-
-# when the process ends: maximum seconds for which it repeats its receipt or finishes a gradient
-LINGER = 1.0
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -42,7 +39,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
 
     def interrupt() -> None:
         nonlocal leave_at, asked
-        leave_at, asked = time.monotonic() + LINGER * node.configured, True
+        leave_at, asked = time.monotonic() + FAREWELL * node.configured, True
         node.shutdown()
 
     def ended() -> bool:
@@ -55,7 +52,7 @@ def _serve(node: Any, interruption: Interruption) -> int:
         node.report(state='stopped')
         node.reports.wait_until_heard()
     if not asked and not node.error:
-        until = time.monotonic() + LINGER
+        until = time.monotonic() + FAREWELL
         spin_until(node, lambda: time.monotonic() >= until, interruption)
     return fail(node.error) if node.error and not asked else 0
 

@@ -1,4 +1,4 @@
-"""Worker node: the ROS 2 shell around `rog_core.WorkerMachine`.
+"""Worker node: the ROS 2 shell around `rog_core.Worker`.
 
 One thread runs the ROS executor: messages, timers, heartbeats and the state machine. Another thread
 computes gradients (`rog_worker.training`). The two threads exchange gradients and orders in `join`
@@ -40,7 +40,7 @@ from rog_core.protocol.states import (
     PAUSED,
     STOPPED,
 )
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 from rog_msgs.msg import (
     FleetStatus,
     Heartbeat,
@@ -74,7 +74,7 @@ class WorkerNode(ManagedNode):
     """
 
     packages = ('rog_core', 'rog_tasks', 'rog_ros', 'rog_worker')
-    machine: WorkerMachine | None = None
+    machine: Worker | None = None
     error = ''  # reason of the failure that ended the run; empty: no failure
     patience = math.inf  # seconds for which `join` waits until a server accepts this robot
 
@@ -176,7 +176,7 @@ class WorkerNode(ManagedNode):
 
     # -- called by the training thread (rog_core.worker.optimizer.Link) ---
 
-    def join(self, machine: WorkerMachine) -> Compute | None:
+    def join(self, machine: Worker) -> Compute | None:
         """Register; return the server's first order to compute, or None if the run has ended.
 
         :raises NoServerError: no server has accepted the robot within ``patience`` seconds.

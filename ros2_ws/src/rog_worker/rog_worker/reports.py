@@ -9,7 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_ros.ending import LAST_WORDS
 from fleet_ros.sealing import seal
+from rclpy.duration import Duration
 from rog_core.protocol.states import (
     COMPUTING,
     EVALUATING,
@@ -18,7 +20,7 @@ from rog_core.protocol.states import (
     STARVED,
     STOPPED,
 )
-from rog_core.worker.machine import WorkerMachine
+from rog_core.worker.worker import Worker
 from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
@@ -84,14 +86,14 @@ class Reports:
         self._node.set_alarm()
 
     def wait_until_heard(self) -> None:
-        """Send the last status again, and wait at most `qos.LAST_WORDS` for reliable subscribers.
+        """Send the last status again, and wait at most `LAST_WORDS` for reliable subscribers.
 
         The server takes statuses best effort, and nothing follows the last one.
         """
         for _ in range(2):
             time.sleep(AGAIN)
             self.report(STOPPED)
-        self._status.wait_for_all_acked(qos.LAST_WORDS)
+        self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
     def _is_due(self, now: float) -> bool:
         machine, since = self._node.machine, now - self._last
@@ -100,7 +102,7 @@ class Reports:
         nbytes = ON_AIR * self._status.get_subscription_count()
         return is_due(since, nbytes, machine.link.speed.careful)
 
-    def _news(self, machine: WorkerMachine) -> tuple[Any, ...]:
+    def _news(self, machine: Worker) -> tuple[Any, ...]:
         """Return what makes a status worth sending; else only sums such as the energy grow."""
         return self._state_of(machine), machine.finished, self._node.evaluation, self._node.loss
 
@@ -144,7 +146,7 @@ class Reports:
                 message.session = machine.session
         self._status.publish(seal(session.to_server if session else None, message))
 
-    def _state_of(self, machine: WorkerMachine) -> str:
+    def _state_of(self, machine: Worker) -> str:
         watch = self._node.watched
         if machine.state == COMPUTING and watch is not None and watch.starved:
             return STARVED
@@ -164,7 +166,7 @@ class Reports:
         message.header.stamp = node.get_clock().now().to_msg()
         self._diagnostics.publish(message)
 
-    def _training_health(self, machine: WorkerMachine) -> Any:
+    def _training_health(self, machine: Worker) -> Any:
         now, node = time.monotonic(), self._node
         silent = now - node.server_heard
         status = DiagnosticStatus(name=f'{node.get_fully_qualified_name()}: training',

@@ -9,6 +9,7 @@ from typing import Any
 from fleet_env.emulated.stragglers import Stragglers
 from fleet_models.local import Share
 from fleet_ros.device import torch_device
+from fleet_ros.ending import CLEANUP
 from rog_core.errors import GradientError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
@@ -18,8 +19,6 @@ from rog_tasks.robot_data import RobotData
 from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
-
-LINGER = 5.0  # seconds that a cleanup waits for the end of the running gradient computation
 
 
 class Training:
@@ -106,13 +105,13 @@ class RobotNode(WorkerNode):
             self._thread.start()
 
     def cleanup(self) -> None:
-        """End the training; raise `RogError` if a gradient takes longer than `LINGER` seconds."""
+        """End the training; raise `RogError` if a gradient takes longer than `CLEANUP` seconds."""
         self._cleaning = True
         self.leave()
         if self._thread.ident is not None:
-            self._thread.join(LINGER)
+            self._thread.join(CLEANUP)
             if self._thread.is_alive():
-                raise RogError(f'a gradient is still being computed after {LINGER:g} s; try again')
+                raise RogError(f'a gradient is still being computed after {CLEANUP:g} s; try again')
 
     @property
     def has_trained(self) -> bool:

@@ -296,9 +296,10 @@ def test_a_program_gets_a_process(server):
 
 @pytest.mark.parametrize(('asked', 'reason'), [
     (request('c', protocol=PROTOCOL + 1), 'install the same rrto on both'),
-    (request('c/d'), 'graph name'), (request('1x'), 'graph name'), (request(''), 'graph name'),
-    (request('a__b'), 'graph name'), (request('a' * 101), 'graph name'),
-    (request('é'), 'graph name'),
+    (request('c/d'), 'single underscores'), (request('1x'), 'single underscores'),
+    (request(''), 'single underscores'),
+    (request('a__b'), 'single underscores'), (request('a' * 101), 'single underscores'),
+    (request('é'), 'single underscores'),
     (request('a', 2), "'a' is connected"), (request('c'), 'limit')])
 def test_who_does_not_fit_is_told_why(server, asked, reason):
     server.on_open(request('a'), 0.0)

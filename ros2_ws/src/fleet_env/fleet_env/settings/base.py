@@ -203,6 +203,26 @@ def changed(settings: S, **changes: Any) -> S:
     return checked(type(settings), values)
 
 
+def as_written(model: type[Settings], values: Mapping[str, Any],
+               texts: Mapping[_Path, str], path: _Path = ()) -> dict[str, Any]:
+    """Return the values of a file, with its texts where a setting is a text or a list of texts.
+
+    :param texts: path of keys -> text of a value that YAML reads as another type.
+    :param path: keys from the top of the file to these values.
+    """
+    found = dict(values)
+    for key in found.keys() & model.model_fields.keys():
+        field, value, here = model.model_fields[key], found[key], (*path, key)
+        kind = typing.get_origin(field.annotation) or field.annotation
+        if isinstance(field.default, Settings) and isinstance(value, dict):
+            found[key] = as_written(type(field.default), value, texts, here)
+        elif kind in (str, typing.Literal):
+            found[key] = texts.get(here, value)
+        elif typing.get_args(field.annotation)[:1] == (str,) and isinstance(value, list):
+            found[key] = [texts.get((*here, k), item) for k, item in enumerate(value)]
+    return found
+
+
 def dotted(path: _Path) -> str:
     """Return the keys as text, such as robots[1].link.trace."""
     return ''.join(f'[{key}]' if isinstance(key, int) else f'.{key}' for key in path).lstrip('.')

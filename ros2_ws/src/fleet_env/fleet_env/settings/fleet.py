@@ -15,7 +15,8 @@ DEVICE: dict[str, Any] = {'pattern': r'^(cpu|auto|cuda(:\d+)?)$',
                           'form': 'cpu, cuda, cuda:N, or auto (cuda where there is one)'}
 # A robot's name becomes its namespace; ROS 2 limits a whole topic name to 247 characters.
 ROBOT: dict[str, Any] = {'pattern': '^[A-Za-z](_?[A-Za-z0-9])*_?$', 'max_length': 64,
-                         'form': 'letters, digits and single underscores, first a letter'}
+                         'form': 'robot1 (letters a to z, digits and single underscores, first a '
+                                 'letter)'}
 
 
 class TrainingConfig(Settings):
@@ -119,7 +120,9 @@ class ReachConfig(Settings):
                    form='10.0.0.2, laptop.local')
     namespace: str = _('', 'namespace of the fleet, in front of those of its server and robots; it '
                            'separates fleets in one domain', empty=True, max_length=64,
-                       pattern=r'^(/[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*)*$', form='/blue')
+                       pattern=r'^(/[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*)*$',
+                       form='/blue (letters a to z, digits and single underscores after each '
+                            'slash, first a letter)')
 
     @property
     def peer_list(self) -> list[str]:
@@ -260,7 +263,8 @@ class FleetConfig(FleetSettings):
 
     # a file name of at most 255 bytes is made from the name and the time
     name: str = _(..., 'name of the fleet', pattern=r'^[A-Za-z0-9][\w.-]*$', max_length=50,
-                  form='letters, digits, dot, dash and underscore, first a letter or digit')
+                  form='garden-2 (letters, digits, dots, dashes and underscores, first a letter a '
+                       'to z or a digit)')
     robots: tuple[RobotConfig, ...] = _(..., 'the robots')
     description: str = _('', 'what this fleet is for', empty=True)
     file: str = _('', '', empty=True)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -18,7 +19,16 @@ from fleet_env.durable import write_text
 from fleet_env.errors import FleetFileError, SettingError, TraceError, why_unread
 from fleet_env.links.generate import PROFILES, generate
 from fleet_env.links.trace import LinkTrace, read_trace
-from fleet_env.settings.base import Settings, Text, changed, checked, dotted, knobs, suggestion
+from fleet_env.settings.base import (
+    Settings,
+    Text,
+    as_written,
+    changed,
+    checked,
+    dotted,
+    knobs,
+    suggestion,
+)
 from fleet_env.settings.fleet import FleetConfig, LinkConfig, RobotConfig
 from fleet_env.settings.yaml_lines import parse
 
@@ -67,8 +77,7 @@ def read_fleet(path: str | PathLike[str]) -> FleetConfig:
         text = Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f'cannot be read: {why_unread(error, file)}', file) from error
-    data, lines = parse(text, file, 'it needs at least name and robots')
-    return _Document(data, file, lines).fleet()
+    return _Document(file, *parse(text, file, 'it needs at least name and robots')).fleet()
 
 
 def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetConfig:
@@ -79,7 +88,7 @@ def with_overrides(fleet: FleetConfig, overrides: Mapping[str, Any]) -> FleetCon
         by its index. Numbers and booleans may be text.
     :raises FleetFileError: a setting is invalid; the message names it.
     """
-    document = _Document(fleet.to_dict(), fleet.file)
+    document = _Document(fleet.file, fleet.to_dict())
     for setting, value in overrides.items():
         document.override(setting, value)
     return document.fleet()
@@ -202,14 +211,12 @@ _Path = tuple[str | int, ...]
 
 
 class _Document:
-    """The content of a fleet file, and the line of each key.
+    """The content of a fleet file; ``lines`` and ``texts`` of the file as from `parse`."""
 
-    :param lines: path of keys from the top of the file -> line; None if the lines are not known.
-    """
-
-    def __init__(self, data: Any, file: str, lines: Mapping[_Path, int] | None = None) -> None:
+    def __init__(self, file: str, data: Any, lines: Mapping[_Path, int] = MappingProxyType({}),
+                 texts: Mapping[_Path, str] = MappingProxyType({})) -> None:
         self._data, self._file = data, file
-        self._lines = lines or {}
+        self._lines, self._texts = lines, texts
         self._overrides: dict[_Path, str] = {}
 
     def override(self, setting: str, value: Any) -> None:
@@ -295,7 +302,8 @@ class _Document:
 
     def _checked(self, model: Any, values: dict[str, Any], path: _Path) -> Any:
         try:
-            return checked(model, values, lambda rest: dotted((*path, *rest)))
+            return checked(model, as_written(model, values, self._texts, path),
+                           lambda rest: dotted((*path, *rest)))
         except SettingError as error:
             raise self._error(error.message, (*path, *error.path)) from None
 

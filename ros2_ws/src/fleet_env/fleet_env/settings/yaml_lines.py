@@ -1,4 +1,8 @@
-"""Reads a YAML file and the line number of each key, so that error messages can name the line."""
+"""Reads a YAML file: the values, the line of each key, and the text of what may be a name.
+
+The lines are for error messages. YAML reads some texts as numbers, truth values or dates: 1_000,
+0x10, on, 2024-01-01. Where a setting is a text, the text counts (`base.as_written`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from fleet_env.errors import FleetFileError, SettingError
 
 Path = tuple[str | int, ...]
 Lines = dict[Path, int]   # path of keys from the top of the file -> line; () is the top itself
+Texts = dict[Path, str]   # path of keys -> text without quotes, where YAML reads it as another type
 
 # Maximum number of values in a file. With YAML aliases (*name), a few lines can produce billions
 # of values.
@@ -18,8 +23,8 @@ _MOST = 100_000
 
 
 def parse(text: str, file: str, needs: str = '', error: type[SettingError] = FleetFileError
-          ) -> tuple[Any, Lines]:
-    """Return the content of a YAML file and the line of each key.
+          ) -> tuple[Any, Lines, Texts]:
+    """Return the content of a YAML file, the line of each key, and the texts of its other types.
 
     :param needs: text for the error message about an empty file: what the file must contain.
     :param error: class of the error to raise.
@@ -42,9 +47,10 @@ class _Reader:
     def __init__(self, file: str, error: type[SettingError]) -> None:
         self._file, self._error = file, error
         self._lines: Lines = {}
+        self._texts: Texts = {}
         self._count = 0  # number of values read so far
 
-    def read(self, text: str, needs: str) -> tuple[Any, Lines]:
+    def read(self, text: str, needs: str) -> tuple[Any, Lines, Texts]:
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
@@ -55,7 +61,7 @@ class _Reader:
         if root is None:
             raise self._error(f'is empty; {needs}', self._file)
         try:
-            return self._plain(root, ()), self._lines
+            return self._plain(root, ()), self._lines, self._texts
         except RecursionError:
             raise self._error('is nested too deeply; does an alias (*name) contain itself?',
                               self._file) from None
@@ -77,11 +83,15 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
         try:
-            return yaml.constructor.SafeConstructor().construct_object(node)
+            value = yaml.constructor.SafeConstructor().construct_object(node)
         # PyYAML raises errors of many classes if a value does not fit its tag, as in !!bool 7.
         except Exception as error:
             raise self._error(f'{node.value!r} cannot be read as {node.tag.rpartition(":")[2]}: '
                               f'{error}', self._file, line) from error
+        if isinstance(node, yaml.ScalarNode) and not node.style and \
+                not isinstance(value, str | None):
+            self._texts[path] = node.value
+        return value
 
     def _pairs(self, mapping: yaml.MappingNode) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
         """Yield key, value, and whether the merge key `<<` gives them; own keys come first.

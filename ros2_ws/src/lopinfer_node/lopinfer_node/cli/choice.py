@@ -1,4 +1,7 @@
-"""Options that several verbs share: model, machines, bandwidths."""
+"""Options that several verbs share: model, machines, bandwidths.
+
+PyTorch is imported where it is used, because this takes seconds: a verb first says what it does.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from fleet_env.command import at_least_one
 
 from ..errors import ModelError, ProfileError
-from ..model import zoo
-from ..model.graph import Graph
-from ..model.traced import Traced, trace
-from ..planning.evaluate import costs_of
-from ..planning.profile import Profile
-from ..planning.timeline import Costs
-from ..runtime.measure import measure
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..model.graph import Graph
+    from ..model.traced import Traced
+    from ..planning.profile import Profile
+    from ..planning.timeline import Costs
 
 MOST = 1000     # maximum number of bandwidths
 MODEL_HELP = ('a model of torchvision or timm, package.module:factory, or a published profile '
@@ -34,10 +38,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the model, the shape of its input, and the number of threads."""
     parser.add_argument('model', metavar='MODEL', help=MODEL_HELP)
     add_weights(parser)
-    parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
-                        help='shape of the input (default: 1x3x224x224)')
+    add_input(parser)
     parser.add_argument('--threads', type=at_least_one, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
+
+
+def add_input(parser: argparse.ArgumentParser) -> None:
+    """Declare the option for the shape of the model's input."""
+    parser.add_argument('--input', type=shape, default='1x3x224x224', metavar='1x3x224x224',
+                        help='shape of the input (default: 1x3x224x224)')
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +77,13 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
 
 
 def traced_model(options: argparse.Namespace) -> Traced:
-    """Load and trace the model that the user named."""
+    """Load and trace the model that the user named; first say that this takes long."""
+    print(f'{options.model}: to load, trace and measure it takes seconds, for a large one minutes',
+          flush=True)
+    import torch
+
+    from ..model import zoo
+    from ..model.traced import trace
     if options.threads:
         torch.set_num_threads(options.threads)
     return trace(zoo.load(options.model, weights=options.weights), example_input(options.input))
@@ -76,6 +91,7 @@ def traced_model(options: argparse.Namespace) -> Traced:
 
 def example_input(size: tuple[int, ...]) -> torch.Tensor:
     """Return zeros as a model's input; raise ModelError if they do not fit into memory."""
+    import torch
     try:
         return torch.zeros(size)
     except RuntimeError as error:
@@ -86,6 +102,8 @@ def example_input(size: tuple[int, ...]) -> torch.Tensor:
 
 def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
     """Return the graph of the chosen model and its costs on the chosen machines."""
+    from ..planning.evaluate import costs_of
+    from ..planning.profile import Profile
     if options.model.endswith('.csv'):
         if options.profile or options.server_profile or options.weights:
             raise ProfileError(f'{options.model} contains the profiles of its machines, and no '
@@ -108,6 +126,7 @@ def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
 
 def measured(traced: Traced, repeats: int = 7, slowdown: float = 1.0) -> Profile:
     """Measure the profile of a model on this machine; show a progress bar."""
+    from ..runtime.measure import measure
     with bar(f'measuring {traced.name}') as show:
         return measure(traced, repeats, progress=show, slowdown=slowdown)
 

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from fleet_env.command import at_least_one
 
-from ..model import zoo
-from ..model.traced import trace
-from ..planning.plots import draw_measured
 from .choice import (
     MODEL_HELP,
     above_zero,
     add_device,
+    add_input,
     add_weights,
     bandwidths,
     example_input,
     measured,
-    print_table,
-    shape,
 )
-from .rig import Measured, Rig, private_domain
+
+if TYPE_CHECKING:
+    from .rig import Measured
 
 METHODS = ('device-only', 'server-only', 'dsccs', 'lopinfer')
+REPEATS = 3     # passes over the model, at each share, that measure the robot
+HEAD = f'{"method":<12}' + ''.join(
+    f'{name:>10}' for name in ('ms', 'expected', 'robot', 'server', 'transfer', 'hidden'))
 DELAY = 0.002   # delay of the emulated link, seconds in each direction
 
 
@@ -36,14 +36,13 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument('model', nargs='?', default='vgg11_bn', metavar='MODEL',
                         help=f'{MODEL_HELP.split(", or a pub")[0]} (default: vgg11_bn)')
     add_weights(parser)
-    parser.add_argument('--input', type=shape, default=zoo.IMAGE, metavar='1x3x224x224',
-                        help='shape of the input (default: 1x3x224x224)')
-    parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('2,5,10'),
-                        metavar='2,5,10', help='rates of the emulated link, MB/s (default: 2,5,10)')
+    add_input(parser)
+    parser.add_argument('--bandwidth', type=bandwidths, default=bandwidths('2,10'),
+                        metavar='2,10', help='rates of the emulated link, MB/s (default: 2,10)')
     parser.add_argument('--slowdown', type=above_zero, default=3.0, metavar='X',
                         help='slow the robot down by this factor (default: 3)')
-    parser.add_argument('--requests', type=at_least_one, default=5, metavar='N',
-                        help='inferences per method and bandwidth (default: 5)')
+    parser.add_argument('--requests', type=at_least_one, default=3, metavar='N',
+                        help='inferences per method and bandwidth (default: 3)')
     add_device(parser)
     parser.add_argument('--out', type=Path, default=Path('runs/lopinfer'), metavar='DIR',
                         help='directory for the picture (default: runs/lopinfer)')
@@ -51,24 +50,33 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
+    print(f'{options.model}: robot and server are two processes with one thread each, the robot '
+          f'{options.slowdown:g} times as slow; the link is emulated, {DELAY * 1e3:g} ms each way.'
+          '\nWith the default options this takes about 45 s on two idle cores. First both sides '
+          'measure the model.', flush=True)
+    import torch  # takes seconds
+
+    from ..model import zoo
+    from ..planning.plots import draw_measured
+    from .rig import Rig, private_domain
     torch.set_num_threads(1)
     model = zoo.load(options.model, weights=options.weights)
     example = example_input(options.input).normal_(generator=torch.Generator().manual_seed(0))
-    options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
-    profile = measured(trace(model, example), slowdown=options.slowdown)
-    print(f'{options.model}: robot and server are two processes with one thread each, the robot '
-          f'{options.slowdown:g} times as slow; the link is emulated, {DELAY * 1e3:g} ms each way')
     found: dict[float, list[Measured]] = {}
-    with private_domain(), tempfile.TemporaryDirectory() as folder:
+    with private_domain(), Rig(model, example, options.bandwidth[0], DELAY,
+                               slowdown=options.slowdown, device=options.device) as rig:
+        profile = measured(rig.traced, REPEATS, options.slowdown)
         for rate in options.bandwidth:
-            with Rig(model, example, rate, DELAY, Path(folder), options.slowdown,
-                     options.device) as rig:
-                # The method device-only does not use the link, so measure it only at the first
-                # bandwidth.
-                alone = [rows[0] for rows in found.values()][:1]
-                found[rate] = alone + [rig.measure(method, profile, options.requests, DELAY)
-                                       for method in METHODS[len(alone):]]
-            _show(rate, found[rate])
+            rig.set_rate(rate)
+            print(f'{rate / 1e6:g} MB/s, median ms per inference\n{HEAD}', flush=True)
+            # The method device-only does not use the link, so measure it only at the first
+            # bandwidth.
+            found[rate] = [rows[0] for rows in found.values()][:1]
+            for method in METHODS:
+                if method not in (m.method for m in found[rate]):
+                    found[rate].append(rig.measure(method, profile, options.requests, DELAY))
+                _show(next(m for m in found[rate] if m.method == method))
     error = max(m.error for rows in found.values() for m in rows)
     print(f'largest difference from the unsplit model: {error:.1e} of its largest output')
     path = options.out / 'demo.png'
@@ -78,8 +86,6 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show(rate: float, rows: list[Measured]) -> None:
-    print_table(['method', 'ms', 'expected', 'robot', 'server', 'transfer', 'hidden'],
-                [[m.method, *(f'{s * 1e3:.0f}' for s in (
-                    m.median, m.estimate, m.device, m.server, m.transfer, m.overlap))]
-                 for m in rows], f'{rate / 1e6:g} MB/s, median ms per inference')
+def _show(m: Measured) -> None:
+    numbers = (m.median, m.estimate, m.device, m.server, m.transfer, m.overlap)
+    print(f'{m.method:<12}' + ''.join(f'{s * 1e3:>10.0f}' for s in numbers), flush=True)

@@ -22,16 +22,20 @@ import numpy as np
 import torch
 from fleet_env.command import how_it_ended
 from fleet_env.emulated.shaped import ShapedLink
-from fleet_env.links.trace import LinkTrace
+from fleet_env.links.trace import LinkTrace, write_trace
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.ending import launched
 from fleet_ros.environment import dds_environment
+from rclpy.logging import LoggingSeverity, set_logger_level
 from torch.utils import _pytree as pytree
 
 from ..api import OffloadedModel
 from ..errors import RemoteError
+from ..model.files import save
+from ..model.traced import Traced, trace
 from ..planning.profile import Profile
-from ..ros.client_shell import ClientOptions
+from ..ros.client_shell import ClientOptions, Planner
+from ..runtime.choice import PlannedTable
 from ..runtime.planner import TablePlanner
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
@@ -69,13 +73,29 @@ class Measured:
         return float(np.median(self.latency))
 
 
+class _Once:
+    """A planner that plans once: its tables are for every bandwidth."""
+
+    def __init__(self, planner: TablePlanner) -> None:
+        self.planner = planner
+        self._made: list[PlannedTable] = []
+
+    def __call__(self, traced: Traced, fixed: np.ndarray, per_share: np.ndarray
+                 ) -> list[PlannedTable]:
+        self._made = self._made or list(self.planner(traced, fixed, per_share))
+        return self._made
+
+
 class Rig:
     """A server and a link that stay open while `measure` runs several methods.
 
-    ``rate``: bytes/s in each direction. With None, no link is emulated, and ``latency`` has no
-    effect. ``latency``: delay in each direction, in seconds. ``slowdown``: the robot computes this
-    many times slower than this machine. ``device``: the server's device.
+    ``rate``: bytes/s in each direction, see `set_rate`. With None, no link is emulated, and
+    ``latency`` has no effect. ``latency``: delay in each direction, in seconds. ``slowdown``: the
+    robot computes this many times slower than this machine. ``device``: the server's device.
+    ``traced``: the traced model, while the rig is open.
     """
+
+    traced: Traced
 
     def __init__(self, model: torch.nn.Module, example: torch.Tensor, rate: float | None,
                  latency: float = 0.0, folder: Path | None = None,
@@ -88,6 +108,8 @@ class Rig:
         self.slowdown = slowdown
         self._process: subprocess.Popen[bytes] | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._first: OffloadedModel | None = None   # has traced the model
+        self._planners: dict[str, _Once] = {}
 
     def __enter__(self) -> Rig:
         if self._folder is None:
@@ -96,11 +118,15 @@ class Rig:
         parameters: dict[str, Any] = {'directory': self._folder, 'threads': 1,
                                       'device': self.device}
         if self.rate is not None:
-            parameters |= {'link.rate': self.rate * 8e-6, 'link.latency': float(self.latency)}
+            parameters |= {'link.trace': self._link, 'link.latency': float(self.latency)}
+            self.set_rate(self.rate)
         arguments = [a for name, value in parameters.items() for a in ('-p', f'{name}:={value}')]
         self._process = subprocess.Popen(
             [sys.executable, '-c', SERVER, '--ros-args', '--log-level', 'warn',
              '-r', '__ns:=/lopinfer', *arguments], env=dict(os.environ))
+        # While the server starts, put the model where it looks for it: the robot need not send it.
+        self.traced = trace(self.model, self.example)
+        save(self.traced, self._folder / self.traced.digest)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -114,24 +140,43 @@ class Rig:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    @property
+    def _link(self) -> Path:
+        assert self._folder is not None
+        return self._folder / 'link.txt'
+
+    def set_rate(self, rate: float) -> None:
+        """Emulate this rate, bytes/s in each direction, for robots that connect from now on."""
+        # The server reads the file whenever a robot joins.
+        write_trace(self._link, LinkTrace([0.0], [rate * 8e-6]))
+        self.rate = rate
+
     def measure(self, method: str, profile: Profile, requests: int, delay: float) -> Measured:
         """Run `requests` shared inferences with the plans of one method, and measure them.
 
         ``profile``: profile of the slowed robot. ``delay``: the planner assumes this delay of
         the link in each direction, in seconds.
         """
-        with self.robot(TablePlanner(method, profile, latency=delay), method) as shared:
+        planner = TablePlanner(method, profile, latency=delay)
+        if (kept := self._planners.get(method)) is None or kept.planner != planner:
+            kept = self._planners[method] = _Once(planner)
+        with self.robot(kept, method) as shared:
             alone = float(profile.whole.sum())
             return measure(shared, self.example, self.want, method, requests, alone)
 
     @contextmanager
-    def robot(self, planner: TablePlanner, name: str) -> Iterator[OffloadedModel]:
+    def robot(self, planner: Planner, name: str) -> Iterator[OffloadedModel]:
         """Wait until the server is ready, then yield a model that is shared with it."""
         link = ShapedLink() if self.rate is None else \
             ShapedLink(LinkTrace([0.0], [self.rate * 8e-6]), self.latency)
-        shared = OffloadedModel(self.model, name.replace('-', '_'),
-                                ClientOptions(planner, link=link, slowdown=self.slowdown))
-        shared.connect(self.example)
+        robot = name.replace('-', '_')
+        set_logger_level(f'{robot}.lopinfer', LoggingSeverity.WARN)   # results only
+        options = ClientOptions(planner, link=link, slowdown=self.slowdown)
+        if self._first is None:
+            self._first = shared = OffloadedModel(self.model, robot, options)
+            shared.connect(self.example)
+        else:
+            shared = self._first.again(robot, options)
         try:
             end = time.monotonic() + START
             while not shared.wait(1.0):

@@ -17,7 +17,7 @@ from rog_core.errors import ConfigError
 from rog_tasks.errors import TaskFailed
 from rog_tasks.task import check_task
 
-from ..display.progress import runs_progress
+from ..display.progress import duration, longest, runs_progress
 from ..launching.emulation import emulation
 from .fleet_options import add_fleet_options, add_runs, chosen_fleet, resumed
 from .task_failure import say_failure
@@ -50,6 +50,9 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     methods = [text.strip() for text in options.methods.split(',') if text.strip()]
     fleet, resume = chosen_fleet(options), resumed(options)
+    runs = len(methods) * options.seeds
+    print(f'{fleet.name}: {runs} runs of {fleet.minutes:g} min (methods: {len(methods)}, seeds: '
+          f'{options.seeds}); first the task {fleet.training.task} is tried out', flush=True)
     check_task(fleet.training.task, fleet.training.task_options)
     if options.real:
         if options.jobs or options.cluster or fleet.training.traffic:
@@ -60,16 +63,21 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or Path('runs') / f'compare-{fleet.name}-{stamp}'
 
     try:
-        fleet = _checked(fleet, out, resume, bool(options.real))
+        fleet, seconds = _checked(fleet, out, resume, bool(options.real))
     except TaskFailed as error:
         return say_failure(error, out)
+    if options.real:
+        print(f'this takes more than {duration(60 * runs * fleet.minutes)}: the runs take place '
+              'one after another, in real time', flush=True)
+    elif not options.cluster and (said := longest(fleet, seconds, runs, options.jobs)):
+        print(said, flush=True)
 
     from rog_sim.compare import compare
     from rog_sim.figures import draw_comparison
     from rog_sim.table import markdown_tables, text_tables
 
     try:
-        with runs_progress(len(methods) * options.seeds) as progress:
+        with runs_progress(runs) as progress:
             comparison = compare(fleet, methods, options.seeds, out, options.jobs, progress,
                                  target=options.target, resume=resume,
                                  cluster=options.cluster,
@@ -87,9 +95,11 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(fleet: FleetConfig, out: Path, resume: bool, real: bool) -> FleetConfig:
-    """Try the task out, print what it takes, and return the fleet with a pace for virtual time.
+def _checked(fleet: FleetConfig, out: Path, resume: bool, real: bool
+             ) -> tuple[FleetConfig, float]:
+    """Try the task out, and print what it takes.
 
+    Return the fleet with a pace for virtual time, and the seconds of a gradient on this machine.
     All runs have the same pace; runs that are resumed keep theirs.
 
     :raises TaskError: the task cannot be trained.
@@ -104,7 +114,7 @@ def _checked(fleet: FleetConfig, out: Path, resume: bool, real: bool) -> FleetCo
         fleet, pace = with_pace(fleet, lambda: kept or found.seconds)
         lines += filter(None, [pace])
     print('\n'.join(lines), flush=True)
-    return fleet
+    return fleet, found.seconds
 
 
 def _nodes() -> Callable[[Job], None]:
@@ -112,13 +122,14 @@ def _nodes() -> Callable[[Job], None]:
     from fleet_ros.ending import Interruption
     from rog_sim.jobs import RunError
 
-    from .fleet import run_fleet  # imports rclpy, which virtual time does not need
+    from .fleet import processes_of, run_fleet  # imports rclpy, which virtual time does not need
 
     interruption = Interruption()
 
     def run(job: Job) -> None:
         names = ['server', *(robot.name for robot in job.fleet.robots)]
-        code = run_fleet(job.fleet, job.directory.absolute(), names, interruption, emulate=True)
+        with processes_of(job.fleet, job.directory.absolute(), names, emulate=True) as processes:
+            code = run_fleet(processes, job.fleet, interruption)
         if interruption:
             raise KeyboardInterrupt
         if code:

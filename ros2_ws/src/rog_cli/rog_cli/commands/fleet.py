@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fleet_env.command import how_it_ended
@@ -22,7 +22,7 @@ from fleet_env.settings.fleet_file import (
     write_run_fleet,
 )
 from fleet_ros.dds_profiles import cyclone_profile, fastdds_profile
-from fleet_ros.ending import ORDERLY, Interruption, leave_at_exit
+from fleet_ros.ending import ORDERLY, RUN_OVER, Interruption, leave_at_exit
 from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
 from fleet_ros.exposure import FLEET_KEY
 from rog_bringup import FLEETS
@@ -33,7 +33,7 @@ from rog_tasks.task import check_task
 from ..display.tracking import chosen_trackers, tracked
 from ..display.view import outcome, say_model, watch
 from ..launching.emulation import emulation
-from ..launching.processes import LINGER, FleetProcesses
+from ..launching.processes import FleetProcesses
 from .fleet_options import FLEET, add_fleet_options, chosen_fleet
 from .option_types import add_trackers, place
 from .task_failure import say_failure
@@ -111,6 +111,8 @@ def _up(options: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError('--tensorboard, --mlflow: the record of the run is '
                                              'where the server runs; give them there')
         _check_places(fleet, below)
+        print(f'{fleet.name}, {fleet.training.sync}, {fleet.minutes:g} min: loading the task '
+              f'{fleet.training.task}', flush=True)
         for one in (fleet, *below.values()):  # check the tasks here once, not in every process
             check_task(one.training.task, one.training.task_options)
         if 'server' in names:  # a machine with only robots may lack the method's package
@@ -132,14 +134,17 @@ def _up(options: argparse.Namespace) -> int:
         print(f'rog: {out} already holds a run; choose another --out, or --resume it',
               file=sys.stderr)
         return 2
-    try:
-        _say_check(fleet, names)
-    except TaskFailed as error:
-        return say_failure(error, out)
     interruption = Interruption()
-    with tracked(out, options.tensorboard, options.mlflow, lambda: interruption.at_once):
-        code = run_fleet(fleet, out, names, interruption, options.resume, options.emulate,
-                         options.plain or not sys.stdout.isatty())
+    with processes_of(fleet, out, names, options.resume, options.emulate) as processes:
+        try:
+            with interruption.raised():
+                processes.prepare()
+                _say_check(fleet, names)
+        except TaskFailed as error:
+            return say_failure(error, out)
+        with tracked(out, options.tensorboard, options.mlflow, lambda: interruption.at_once):
+            code = run_fleet(processes, fleet, interruption,
+                             options.plain or not sys.stdout.isatty())
     leave_at_exit(code)
     return code
 
@@ -204,40 +209,49 @@ def check_resumed(out: Path | None) -> None:
                           '--resume out to start one')
 
 
-def run_fleet(fleet: FleetConfig, out: Path, names: list[str], interruption: Interruption,
-              resume: bool = False, emulate: bool = False, plain: bool = True) -> int:
-    """Start processes of a fleet here, watch them, print the outcome; return the exit code.
+def processes_of(fleet: FleetConfig, out: Path, names: list[str], resume: bool = False,
+                 emulate: bool = False) -> AbstractContextManager[FleetProcesses]:
+    """Return a context with processes of a fleet, which `run_fleet` starts.
 
     :param out: existing directory of the run, absolute.
     :param names: the processes to start: ``server`` or names of robots.
     :param resume: whether to continue from the checkpoint in ``out``.
     :param emulate: whether to run the processes in an emulated network.
+    """
+    for name in child_fleets(fleet):
+        (out / name).mkdir(exist_ok=True)
+    made: AbstractContextManager[FleetProcesses] = emulation('fleet')(fleet, out, names, resume) \
+        if emulate else FleetProcesses(fleet, out, names, resume)
+    return made
+
+
+def run_fleet(processes: FleetProcesses, fleet: FleetConfig, interruption: Interruption,
+              plain: bool = True) -> int:
+    """Start processes of a fleet here, watch them, print the outcome; return the exit code.
+
     :param plain: whether to print lines instead of a live table.
     """
-    below = child_fleets(fleet)
+    below, out = child_fleets(fleet), processes.out
     former = _version(out)
     for one, folder in ((fleet, out), *((one, out / name) for name, one in below.items())):
-        folder.mkdir(exist_ok=True)
         write_run_fleet(one, folder)
-        if not emulate:
+        if not processes.apart:
             print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
-    with emulation('fleet')(fleet, out, names, resume) if emulate else nullcontext(
-            FleetProcesses(fleet, out, names, resume)) as processes:
-        try:
-            with interruption.raised():
-                processes.start_all()
-            watch(processes, fleet, interruption, plain)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            _end(processes, interruption)
+    try:
+        with interruption.raised():
+            processes.start_all()
+        watch(processes, fleet, interruption, plain)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _end(processes, interruption)
     return _result(processes, interruption, former)
 
 
 def _end(processes: FleetProcesses, interruption: Interruption) -> None:
     """End the processes of a finished or interrupted run."""
     if not (interruption or processes.failures()):
-        processes.end(LINGER, ORDERLY, hurry=lambda: interruption)
+        processes.end(RUN_OVER, ORDERLY, hurry=lambda: interruption)
         return
     if interruption:
         print('stopping the fleet; once more ends it at once', flush=True)

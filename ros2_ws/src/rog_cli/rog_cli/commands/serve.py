@@ -10,7 +10,7 @@ from pathlib import Path
 from fleet_env.command import at_least_one
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import knobs
-from fleet_env.settings.fleet import ReachConfig
+from fleet_env.settings.fleet import ROBOT, ReachConfig
 from fleet_ros.network_options import (
     add_server_options,
     chosen_network,
@@ -19,10 +19,12 @@ from fleet_ros.network_options import (
     server_arguments,
 )
 from lopinfer_node.cli.serve import add_models
+from rog_core.errors import shown
 from rrto_bridge.protocol.names import is_graph_name
 
 from ..launching import replicas
 
+LONGEST = ROBOT['max_length']
 NAME = 'lopinfer'    # namespace in which robots look for LOPInfer's server by default
 
 
@@ -48,9 +50,10 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.name and not is_graph_name(options.name):
-        raise SettingError('--name must begin with a letter and have letters, digits and single '
-                           f"underscores, got '{options.name}'")
+    if options.name and (not is_graph_name(options.name) or len(options.name) > LONGEST):
+        raise SettingError('--name must be like edge1: letters a to z, digits and single '
+                           'underscores, first a letter, at the end no underscore, at most 64 '
+                           f'characters, got {shown(options.name, 80)!r}')
     if options.ray:
         return _in_cluster(options)
     if options.replicas:

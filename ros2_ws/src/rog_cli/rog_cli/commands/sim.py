@@ -13,7 +13,7 @@ from fleet_env.settings.fleet_file import child_fleets, link_trace
 from rog_core.errors import ConfigError, GradientError
 from rog_tasks.errors import TaskFailed
 
-from ..display.progress import progress_bar
+from ..display.progress import longest, progress_bar
 from ..display.tracking import chosen_trackers, tracked
 from ..display.view import outcome, say_model
 from .fleet_options import add_fleet_options, chosen_fleet
@@ -60,7 +60,8 @@ def _run(options: argparse.Namespace) -> int:
         task = loaded(fleet)
         found = checked(fleet, task)
         fleet, pace = with_pace(fleet, lambda: found.seconds)
-        print('\n'.join([*found.lines, *filter(None, [pace])]), flush=True)
+        said = [*found.lines, *filter(None, [pace, longest(fleet, found.seconds)])]
+        print('\n'.join(said), flush=True)
         with tracked(out, options.tensorboard, options.mlflow), \
                 progress_bar(text, 60 * fleet.minutes) as progress:
             summary = simulate(fleet, out, progress, keep_model=True, task=task)

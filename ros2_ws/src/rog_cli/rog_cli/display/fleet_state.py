@@ -113,11 +113,16 @@ class Fleet:
         return f'{self.elapsed:.0f} s{left}'
 
     def headline(self) -> str:
-        """Return the method, the state, the time, the MTA and the parent fleet in one line."""
+        """Return the method, the state, the time, the MTA and the parent fleet in one line.
+
+        If the server has been silent for long, the line also says so.
+        """
         if not self.found:
             return 'the parameter server is starting' if self.starting \
                 else 'waiting for the parameter server'
-        return '   '.join(filter(None, (self.sync, self.state, self.time, self.minimum,
+        silent = f'no word from the parameter server for {self.silent:.0f} s' \
+            if self.silent > SILENT and self.state != 'stopped' else ''
+        return '   '.join(filter(None, (self.sync, self.state, silent, self.time, self.minimum,
                                         self.above)))
 
     def causes(self) -> list[str]:

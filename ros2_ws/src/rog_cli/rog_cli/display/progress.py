@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fleet_env.settings.fleet import FleetConfig
+from fleet_env.settings.fleet_file import child_fleets
+
 FIRST = 2.0  # seconds after which the first line shows; each further one takes twice as long
 LATEST = 60.0  # longest time between two lines, in seconds
+# What a run in virtual time computes for a gradient, its push and its pull: gradients, and seconds.
+GRADIENTS, OVERHEAD = 1.5, 0.01
+AT_ONCE = 0.1  # seconds in which no run can finish: runs that were done before are told at once
 
 
 class ProgressLines:
@@ -49,6 +57,30 @@ def duration(seconds: float) -> str:
     return f'{seconds / 60:.0f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
 
 
+def longest(fleet: FleetConfig, gradient: float, runs: int = 1, jobs: int | None = None) -> str:
+    """Say how long runs in virtual time take on this machine if no robot ever waits.
+
+    The result is '' if this is unknown.
+
+    :param gradient: seconds that a gradient takes on this machine; NaN: unknown.
+    :param jobs: runs at a time; default: one per core.
+    """
+    if math.isnan(gradient):
+        return ''
+    fleets = (fleet, *child_fleets(fleet).values())
+    paces = [robot.pace / robot.capacity + robot.codec_pace
+             for one in fleets for robot in one.robots if not robot.fleet]
+    if not paces or min(paces) <= 0:
+        return ''
+    gradients = runs * sum(60 * fleet.minutes / pace for pace in paces)
+    cores = len(os.sched_getaffinity(0))
+    if runs > 1:
+        seconds = (GRADIENTS * gradient + OVERHEAD) * gradients / min(jobs or cores, runs)
+    else:  # the robots' gradients are computed in parallel
+        seconds = (GRADIENTS * gradient / min(cores, len(paces)) + OVERHEAD) * gradients
+    return f'this takes at most about {duration(max(1.0, seconds))} on this machine'
+
+
 @contextmanager
 def progress_bar(text: str, seconds: float = 0.0) -> Iterator[Callable[[float], None]]:
     """Show the progress of work; yield a function that takes the finished share, from 0 to 1.
@@ -70,21 +102,26 @@ def progress_bar(text: str, seconds: float = 0.0) -> Iterator[Callable[[float], 
 def runs_progress(runs: int) -> Iterator[Callable[[str, int], None]]:
     """Yield a function to call with label and seed of each finished run.
 
-    On a terminal, the function shows a bar and the time passed. Otherwise it prints one line for
-    each finished run.
+    On a terminal, the function shows a bar. Otherwise it prints one line for each finished run.
+    Both say about how long the others take.
     """
-    finished = 0
+    finished, before, began = 0, 0, time.monotonic()
     if not sys.stdout.isatty():
         def line(label: str, seed: int) -> None:
-            nonlocal finished
+            nonlocal finished, before
             finished += 1
-            print(f'{label}, seed {seed}: done ({finished} of {runs} runs)', flush=True)
+            passed = time.monotonic() - began
+            if passed < AT_ONCE:
+                before = finished
+            left = passed * (runs - finished) / max(1, finished - before)
+            print(f'{label}, seed {seed}: done ({finished} of {runs} runs)'
+                  + f', about {duration(left)} left' * (before < finished < runs), flush=True)
 
         yield line
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    with Progress(MofNCompleteColumn(), 'runs', BarColumn(), TimeElapsedColumn(),
+    with Progress(MofNCompleteColumn(), 'runs', BarColumn(), TimeRemainingColumn(), 'left',
                   transient=True) as bar:
         task = bar.add_task('', total=runs)
         yield lambda label, seed: bar.advance(task)

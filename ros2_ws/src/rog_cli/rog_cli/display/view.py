@@ -146,31 +146,34 @@ def live_table(fleet: Fleet) -> Table:
 
 
 def show(monitor: Monitor, once: bool, timeout: float) -> int:
-    """Show the fleet once or until it stops, and return the exit code.
+    """Show the fleet once or until it stops, and return the exit code; once if it has stopped.
 
     The code is 1 if no fleet is found within ``timeout`` seconds. On a terminal the function shows
     a live table; elsewhere it prints one line per robot every 5 s.
     """
     until, reminder = time.monotonic() + timeout, Reminder()
-    while monitor.fleet is None or not monitor.robots:
+    while monitor.fleet is None:
         monitor.spin(0.2)
         now = time.monotonic()
         if now >= until:
             print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
-                  'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason',
-                  file=sys.stderr)
+                  'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason; '
+                  'rog view DIR shows a run that is over', file=sys.stderr)
             return 1
         if reminder.due(now):
             print(f'rog: waiting for a parameter server in {place(monitor.namespace)}',
                   file=sys.stderr)
-    if once:
+    if once or monitor.fleet.state == 'stopped':
         monitor.spin(0.5)
         until = time.monotonic() + COMPLETE
         while not monitor.shown().complete() and time.monotonic() < until:
             monitor.spin(0.1)
         Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
         return 0
-    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain=not sys.stdout.isatty())
+    plain = not sys.stdout.isatty()
+    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain)
+    if plain:
+        print('\n'.join(monitor.shown().lines()), flush=True)
     return 0
 
 

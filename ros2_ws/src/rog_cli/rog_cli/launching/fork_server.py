@@ -29,10 +29,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from fleet_ros.ending import KILLED
+
 LIMIT = 600.0  # seconds within which the fork server must load everything, even on a busy machine
 
 _LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
-_GONE = 10.0        # seconds within which a killed process ends, unless it waits for a device
 # maximum bytes of a datagram; the command and the environment of a process fit into one
 _MESSAGE = 1 << 18
 # bytes reserved in the fork server's command line, where a forked process writes its own command
@@ -92,7 +93,7 @@ def kill(process: subprocess.Popen | Child) -> bool:
     """
     process.kill()
     try:
-        process.wait(_GONE)
+        process.wait(KILLED)
     except subprocess.TimeoutExpired:
         return False
     return True
@@ -172,6 +173,7 @@ def _serve(link: socket.socket) -> Callable[[], Any] | None:
     In a forked process, return the function that runs its program. In the fork server, return None
     after the launcher has ended.
     """
+    launcher = os.getppid()
     while True:
         asked, files, *_ = socket.recv_fds(link, _MESSAGE, 1)
         if not asked:
@@ -186,6 +188,8 @@ def _serve(link: socket.socket) -> Callable[[], Any] | None:
             os._exit(0)
         while os.getppid() == between:  # wait until the parent of this process is the launcher
             time.sleep(0.001)
+        if os.getppid() != launcher:  # a signal has interrupted `ForkServer.start`
+            os._exit(1)
         command, env = json.loads(asked)
         link.send(str(os.getpid()).encode())
         link.close()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fleet_env.command import last_error
 from fleet_env.durable import write_text
@@ -19,11 +19,12 @@ from fleet_env.settings.fleet_file import child_fleets
 from fleet_ros.ending import LAST, SIGNALS, launched
 from fleet_ros.environment import dds_environment
 from fleet_ros.parameters import parameter_file
+from rog_ps.duplicate_server_check import CHECKED
 from rog_ros.parameters import SERVER, server_parameters, worker_parameters
 
 from .fork_server import Child, ForkServer, kill, possible
 
-LINGER = 10.0  # seconds that a robot may take to evaluate the final model when the run is over
+LOOKING = 60.0  # maximum seconds for which `start_all` waits for a look for another server
 _STEP = 0.05   # seconds between two checks whether a process has ended
 
 
@@ -56,33 +57,100 @@ class FleetProcesses:
         self.processes: dict[str, subprocess.Popen | Child] = {}
         self.killed: set[str] = set()
         self._asked: set[str] = set()
+        self._fork_server: ForkServer | None = None
+        self._looking: dict[str, subprocess.Popen] = {}  # server -> looks for another one
 
     # -- starting ---
 
-    def start(self, name: str, fork_server: ForkServer | None = None) -> None:
-        """Start the process of ``server`` or of a robot, for the first time or again."""
+    def start(self, name: str, fork_server: ForkServer | None = None, checked: bool = False
+              ) -> None:
+        """Start the process of ``server`` or of a robot, for the first time or again.
+
+        ``fork_server``: forks the process. ``checked``: whether the caller has checked the method,
+        and looked for another server.
+        """
         command, env = self.command(name), self.environment(name)
+        if checked:
+            env[CHECKED] = '1'
+        with self._log(name) as log, self.place(name):
+            self._keep(name, fork_server.start(command, log, env) if fork_server
+                       else self._popen(command, log, env))
+
+    def _log(self, name: str) -> IO[bytes]:
         self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        return self.log(name).open('ab')
+
+    def _keep(self, name: str, process: subprocess.Popen | Child) -> None:
         fleet, own = self._whose(name)
-        with self.log(name).open('ab') as log, self.place(name):
-            # The process gets its own session, so that Ctrl+C reaches only the launcher. The
-            # launcher then ends the fleet in an orderly way.
-            self.processes[name] = fleet.processes[own] = fork_server.start(command, log, env) \
-                if fork_server else subprocess.Popen(
-                    [sys.executable, '-m', *command], stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=subprocess.STDOUT, start_new_session=True, env=env)
+        self.processes[name] = fleet.processes[own] = process
+
+    @staticmethod
+    def _popen(command: list[str], log: IO[bytes], env: dict[str, str]) -> subprocess.Popen:
+        # The process gets its own session, so that Ctrl+C reaches only the launcher. The
+        # launcher then ends the fleet in an orderly way.
+        return subprocess.Popen([sys.executable, '-m', *command], stdin=subprocess.DEVNULL,
+                                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                                env=env)
+
+    def prepare(self) -> None:
+        """Begin what takes seconds: load the processes' code, look for other servers.
+
+        `start_all` waits until it is done.
+        """
+        if self._fork_server or len(self.names) < 2 or self.apart or not possible():
+            return
+        self._fork_server = ForkServer(self.environment(self.names[0]))
+        for name in self.names:
+            if self._whose(name)[1] == 'server':
+                with self._log(name) as log:
+                    self._looking[name] = self._popen(
+                        ['rog_ps.duplicate_server_check', *self.command(name)[1:]], log,
+                        self.environment(name))
 
     def start_all(self) -> None:
-        """Start all processes that run here."""
-        together = len(self.names) > 1 and not self.apart and possible()
-        if not together:
-            from rog_core.warm_up import warm_up
+        """Start all processes that run here.
 
-            warm_up()  # compile now, so that the processes do not all compile at the same time
-        with (ForkServer(self.environment(self.names[0])) if together
-              else nullcontext()) as fork_server:
+        If there is another server of a fleet, the fleet's server is the process that has found it.
+        """
+        with self:
+            self.prepare()
+            if self._fork_server is None:
+                from rog_core.warm_up import warm_up
+
+                warm_up()  # compile now, so that the processes do not all compile at once
             for name in self.names:
-                self.start(name, fork_server)
+                code = self._looked(name)
+                if code is not None and code > 0:
+                    self._keep(name, self._looking[name])
+                    if name == 'server':
+                        break
+                else:
+                    self.start(name, self._fork_server, checked=code == 0)
+
+    def _looked(self, name: str) -> int | None:
+        """Return the exit code of the process that looks for another server, 0: there is none.
+
+        None, or the negative number of a signal: the server has to look itself.
+        """
+        try:
+            return self._looking[name].wait(LOOKING) if name in self._looking else None
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """End what `prepare` has begun; the processes that `start_all` has started continue."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+        for name, process in self._looking.items():
+            if self.processes.get(name) is not process:
+                kill(process)
+        self._fork_server, self._looking = None, {}
+
+    def __enter__(self) -> FleetProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _whose(self, name: str) -> tuple[FleetProcesses, str]:
         """Return the object that manages a process, and the name of the process in this object.

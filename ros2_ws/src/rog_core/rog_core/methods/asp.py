@@ -2,6 +2,8 @@
 
 import math
 
+from typing_extensions import override
+
 from .base import Method
 
 
@@ -11,7 +13,7 @@ class Asp(Method):
     name = 'asp'
     usage = 'asp'
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         super().bounds()
         return math.inf, math.inf

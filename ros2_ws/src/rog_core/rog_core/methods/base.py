@@ -24,6 +24,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from ..arrays import Array, joined, zeros_like
 from ..codecs import Codec
@@ -443,26 +444,26 @@ class Holding(Method):
     For example, a method may apply all pushes at the end of a round.
     """
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         # For each robot: sum of its pushed rows, float32 (elements,).
         self.held: dict[str, Array] = {}
 
+    @override
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
-        """See `Method.take`."""
         model = self.held_model
         if robot not in self.held:
             self.held[robot] = model.zeros()
         codec.add(model.partition, self.held[robot], ids, data, 1.0)
 
+    @override
     def arrays(self) -> dict[str, Array]:
-        """See `Method.arrays`."""
         return {f'held/{name}': held for name, held in self.held.items()}
 
+    @override
     def load_arrays(self, arrays: dict[str, Array]) -> None:
-        """See `Method.load_arrays`."""
         self.held = {name.removeprefix('held/'): value for name, value in arrays.items()
                      if name.startswith('held/')}
 
@@ -470,16 +471,16 @@ class Holding(Method):
 class Rolling(Holding):
     """Base of methods that store each push and keep the momentum on the server."""
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         self.velocity = model.zeros()
 
+    @override
     def arrays(self) -> dict[str, Array]:
-        """See `Method.arrays`."""
         return {'velocity': self.velocity, **super().arrays()}
 
+    @override
     def load_arrays(self, arrays: dict[str, Array]) -> None:
-        """See `Method.load_arrays`."""
         super().load_arrays(arrays)
         self.velocity = arrays.get('velocity', self.velocity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
 from .base import Fleet, Method, Team
 from .method_spec import MethodSpec
@@ -49,17 +50,17 @@ class Dssp(Method):
         self._pushes: dict[str, tuple[float, float]] = {}
         self._bounds: dict[str, float] = {}
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         low, high = self.spec.range(self.spec.arguments, 0)
         return low + 1, high + 1
 
+    @override
     def bound_of(self, robot: str) -> float:
-        """See `Method.bound_of`."""
         return self._bounds.get(robot, self.bound)
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         former = self._pushes.get(robot)
         self._pushes[robot] = now, now - former[0] if former else float('nan')
         iteration = fleet[robot].iteration

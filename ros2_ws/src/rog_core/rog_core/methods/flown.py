@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
 from .base import Fleet, Method, Team
 from .method_spec import MethodSpec
@@ -34,14 +35,14 @@ class Flown(Method):
         super().__init__(spec, team)
         self._bounds: dict[str, float] = {}
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         given = self.spec.arguments
         low, high = self.spec.range(given, 0) if given else DEFAULT_RANGE
         return low + 1, high + 1
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         others = [other for name, other in fleet.items() if name != robot]
         if not others:
             return

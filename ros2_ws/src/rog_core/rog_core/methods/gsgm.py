@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from ..arrays import Array
 from ..errors import ConfigError
@@ -53,20 +54,20 @@ class Gsgm(Rolling):
         self._list: list[str] = []
 
     @classmethod
+    @override
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
-        """See `Method.by_default`."""
         return EARLY if spec.arguments else frozenset()
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         # Without T the bound is 2, which delays no robot further: a robot that is 2 iterations
         # ahead has a push in the queue, so it waits for the white list anyway.
         bound = self.spec.threshold(2) if self.spec.arguments else 2
         return bound, bound
 
     @property
+    @override
     def by_row(self) -> bool:
-        """See `Method.by_row`."""
         return True
 
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
@@ -75,13 +76,13 @@ class Gsgm(Rolling):
 
     # -- the white list --------------------------------------------------------------------------
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         if robot not in self._queue:
             self._queue.append(robot)
 
+    @override
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """See `Method.dues`."""
         out: list[Due] = []
         while True:
             for robot in [r for r in self._queue if r not in self._contributed]:
@@ -109,13 +110,13 @@ class Gsgm(Rolling):
 
     # -- the global momentum ---------------------------------------------------------------------
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         self.partly_averaged = model.zeros()
 
+    @override
     def carry_out(self, due: Due, robots: int) -> None:
-        """See `Method.carry_out`."""
         if isinstance(due, Contribute) and due.robot in self.held:
             unbiased = self.held.pop(due.robot)
             unbiased += np.float32(self.team.momentum) * self.velocity
@@ -127,30 +128,30 @@ class Gsgm(Rolling):
             self.velocity = self.partly_averaged
             self.partly_averaged = self.held_model.zeros()
 
+    @override
     def flush(self, robots: int) -> None:
-        """See `Method.flush`."""
         for robot in list(self.held):
             self.carry_out(Contribute(robot), robots)
 
     # -- restart ---------------------------------------------------------------------------------
 
+    @override
     def state(self) -> dict[str, Any]:
-        """See `Method.state`."""
         return {'contributed': sorted(self._contributed), 'queue': list(self._queue),
                 'list': list(self._list)}
 
+    @override
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Method.load_state`."""
         self._contributed = set(map(str, state.get('contributed', ())))
         self._queue = list(map(str, state.get('queue', ())))
         self._list = list(map(str, state.get('list', ())))
         self.expected = frozenset(self._list)
 
+    @override
     def arrays(self) -> dict[str, Array]:
-        """See `Method.arrays`."""
         return {**super().arrays(), 'partly_averaged': self.partly_averaged}
 
+    @override
     def load_arrays(self, arrays: dict[str, Array]) -> None:
-        """See `Method.load_arrays`."""
         super().load_arrays(arrays)
         self.partly_averaged = arrays.get('partly_averaged', self.partly_averaged)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from numba import njit
+from typing_extensions import override
 
 from ..arrays import Array, to_host
 from ..codecs import Codec
@@ -44,25 +45,25 @@ class Outer(Method):
             raise ConfigError(f"'{spec.text}': {name} needs a number, for example {name}=1")
 
     @classmethod
+    @override
     def ranges(cls) -> Mapping[str, tuple[float, float]]:
-        """See `Method.ranges`."""
         return {'rate': (0.01, 10.0), 'momentum': (0.0, 0.999)}
 
     def needed(self, option: str) -> int:
         """Return the value of an option whose value is a whole number."""
         return int(self.numbers[option])
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         if self.momentum:
             self.velocity, self.total = model.zeros(), model.zeros()
             # For each segment: the number of pushes that are summed in ``total``.
             self.count = np.zeros(model.partition.segments, np.int64)
 
+    @override
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
              ) -> None:
-        """See `Method.take`."""
         model = self.held_model
         codec.add(model.partition, model.master, ids, data, -self.rate / robots)
         if not self.momentum:
@@ -75,16 +76,16 @@ class Outer(Method):
             add_momentum(model.partition, model.master, self.velocity, self.total, due, self.rate,
                          self.momentum)
 
+    @override
     def arrays(self) -> dict[str, Array]:
-        """See `Method.arrays`."""
         if not self.momentum:
             return super().arrays()
         lengths = self.held_model.partition.lengths
         count = np.repeat(self.count.astype(np.float32), lengths)
         return {**super().arrays(), 'velocity': self.velocity, 'total': self.total, 'count': count}
 
+    @override
     def load_arrays(self, arrays: dict[str, Array]) -> None:
-        """See `Method.load_arrays`."""
         super().load_arrays(arrays)
         if self.momentum and arrays.keys() >= {'velocity', 'total', 'count'}:
             self.velocity, self.total = arrays['velocity'], arrays['total']

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from statistics import median, median_low
 
+from typing_extensions import override
+
 from ..errors import ConfigError
 from ..protocol.steps import Phase, Step
 from .base import Fleet, Team
@@ -57,12 +59,12 @@ class Rsp(Outer):
         self._former = math.nan  # mean of the fleet's losses in recent rounds
 
     @classmethod
+    @override
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
-        """See `Method.by_default`."""
         return EARLY
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         if not self.adapts:
             threshold = self.spec.threshold(1)
             return threshold, threshold
@@ -70,12 +72,12 @@ class Rsp(Outer):
         return self.spec.range(limits, 1) if limits else AUTO_RANGE
 
     @classmethod
+    @override
     def numbered(cls) -> tuple[str, ...]:
-        """See `Method.numbered`."""
         return ('local',)
 
+    @override
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`."""
         if 'local' not in self.options:
             return super().grant(robot, iteration)
         return iteration + 1, Phase(self.needed('local'))
@@ -84,12 +86,12 @@ class Rsp(Outer):
         """Return the method's name with its options and the present threshold."""
         return self.named(int(self.bound)) if self.adapts else super().__str__()
 
+    @override
     def on_wait(self, robot: str, seconds: float) -> None:
-        """See `Method.on_wait`."""
         self._waited += seconds
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         if not self.adapts:
             return
         if self._since is None:

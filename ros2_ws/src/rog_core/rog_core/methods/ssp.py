@@ -1,5 +1,7 @@
 """SSP, stale synchronous parallel: a robot is at most S iterations ahead of the slowest robot."""
 
+from typing_extensions import override
+
 from .base import Method
 
 
@@ -16,7 +18,7 @@ class Ssp(Method):
     usage = 'ssp:S'
     known = ('early', 'order', 'timeout', 'minimum', 'svrg')
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         bound = self.spec.threshold(0) + 1
         return bound, bound

@@ -7,6 +7,7 @@ and 6. `Svrg` is a mix-in class for any method that sends all rows.
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
 from ..arrays import Array, zeros_like
 from ..codecs import RAW
@@ -48,13 +49,13 @@ class Svrg(Method):
         iteration = fleet[robot].iteration
         return self.is_full(iteration) or self.is_full(iteration + 1)
 
+    @override
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`."""
         following, step = super().grant(robot, iteration)
         return following, Full() if self.is_full(following) else step
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         self._since, self._sum = iteration, FullGradient(model.partition, model.master)
 
@@ -63,18 +64,18 @@ class Svrg(Method):
         super().grow(model)
         self._sum = FullGradient(model.partition, model.master)
 
+    @override
     def on_join(self, robot: str) -> list:
-        """See `Method.on_join`."""
         self._sum.forget(robot)
         return super().on_join(robot)
 
+    @override
     def take_full_gradient(self, robot: str, iteration: int, ids: np.ndarray, data: np.ndarray
                            ) -> None:
-        """See `Method.take_full_gradient`."""
         self._sum.take(robot, iteration, ids, data)
 
+    @override
     def close_full_gradient(self, robot: str, iteration: int, complete: bool) -> None:
-        """See `Method.close_full_gradient`."""
         self._sum.close(robot, iteration, complete)
 
     def full_gradient_for(self, iteration: int, current: bool) -> Array | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from ..errors import RemoteProtocolError
 
@@ -82,8 +83,8 @@ class Gradient(Step):
 
     momentum: bool = field(default=True, compare=False)
 
+    @override
     def integers(self) -> tuple[int, ...]:
-        """See `Step.integers`."""
         return (int(self.momentum),)
 
 
@@ -106,12 +107,12 @@ class Shards(Step):
     feedback: bool = True
 
     @property
+    @override
     def batches(self) -> int:
-        """See `Step.batches`."""
         return len(self.ids)
 
+    @override
     def check(self) -> None:
-        """See `Step.check`."""
         if not 1 <= self.shards <= MAX_SHARDS or not 0 < len(self.ids) == len(self.weights):
             raise RemoteProtocolError('a coded gradient must have one weight for each shard, of 1 '
                                       f'to {MAX_SHARDS}, got {len(self.weights)} weights for '
@@ -127,17 +128,17 @@ class Shards(Step):
             raise RemoteProtocolError('weights of a coded gradient must be finite, got '
                                       f'{list(self.weights)}')
 
+    @override
     def integers(self) -> tuple[int, ...]:
-        """See `Step.integers`."""
         return (self.shards, int(self.feedback), *self.ids)
 
+    @override
     def numbers(self) -> tuple[float, ...]:
-        """See `Step.numbers`."""
         return self.weights
 
     @classmethod
+    @override
     def of(cls, integers: tuple[int, ...], numbers: tuple[float, ...]) -> Step:
-        """See `Step.of`."""
         shards, feedback, *ids = integers
         return cls(shards, tuple(ids), numbers, bool(feedback))
 
@@ -163,18 +164,18 @@ class Local(Step):
     steps: int
 
     @property
+    @override
     def batches(self) -> int:
-        """See `Step.batches`."""
         return self.steps
 
+    @override
     def check(self) -> None:
-        """See `Step.check`."""
         if not 1 <= self.steps <= MAX_LOCAL:
             raise RemoteProtocolError(f'number of local steps must be 1 to {MAX_LOCAL}, got '
                                       f'{self.steps}')
 
+    @override
     def integers(self) -> tuple[int, ...]:
-        """See `Step.integers`."""
         return (self.steps,)
 
 
@@ -195,23 +196,23 @@ class Phase(Local):
     fragment: int = field(default=0, compare=False)
 
     @property
+    @override
     def share(self) -> float:
-        """See `Step.share`."""
         return 1 / self.fragments
 
+    @override
     def check(self) -> None:
-        """See `Step.check`."""
         super().check()
         if not 0 <= self.fragment < self.fragments <= MAX_LOCAL:
             raise RemoteProtocolError(f'fragment must be one of 1 to {MAX_LOCAL}, counted from 0, '
                                       f'got fragment {self.fragment} of {self.fragments}')
 
+    @override
     def integers(self) -> tuple[int, ...]:
-        """See `Step.integers`."""
         return self.steps, self.fragments, self.fragment
 
+    @override
     def turn(self, age: np.ndarray) -> np.ndarray:
-        """See `Step.turn`."""
         return (np.arange(age.size) % self.fragments == self.fragment) | (age >= self.fragments)
 
 

@@ -124,10 +124,6 @@ class Aggregation:
         elif self.counts(member):
             self.carry_out(self.method.close(member.robot, complete, fleet, now), len(fleet))
 
-    def forget(self, robot: str, robots: int) -> None:
-        """Drop an unfinished push of a robot if the method applies only complete pushes."""
-        self.carry_out(self.method.on_join(robot), robots)
-
     def counts(self, member: Member) -> bool:
         """Return whether the method uses the pushes of this member.
 

@@ -56,7 +56,7 @@ class Member:
     attempt: int             # number of the last transfer to the robot; numbers are not reused
     state: str = JOINING     # see `rog_core.protocol.states.MEMBER`
     iteration: int = 0       # last iteration that the robot pushed
-    slowest: int = 0         # iteration of the robot's oldest row; see `Shared.count_slowest`
+    slowest: int = 0         # iteration of the robot's oldest row; see `Server._count_slowest`
     granted_bound: float = 0.0  # staleness bound that applies to the robot's next push
     step: Step = Gradient()  # step of the iteration that was granted last
     granted: int = 0         # iteration that was granted last

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from typing_extensions import override
+
 from ..arrays import Array, copy_of
 from ..protocol.config import SgdConfig
 from ..protocol.messages import Compute
@@ -131,8 +133,8 @@ class OfGradient(Computation[Gradient]):
         gradient += full
         return loss
 
+    @override
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`."""
         store.accumulate(gradient, sgd.learning_rate, sgd.momentum if self.step.momentum else 0.0,
                          sgd.weight_decay, sgd.nesterov)
 
@@ -140,12 +142,12 @@ class OfGradient(Computation[Gradient]):
 class OfShards(Computation[Shards]):
     """Computes a coded gradient: a weighted sum of the gradients of several shards."""
 
+    @override
     def batches(self, source: Source) -> int:
-        """See `Computation.batches`."""
         return len(self.step.ids)
 
+    @override
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`."""
         step = self.step
         losses = [source.add(source.batch_of(step.shards, shard, order.iteration), weight)
                   for shard, weight in zip(step.ids, step.weights, strict=True)]
@@ -172,8 +174,8 @@ class OfShards(Computation[Shards]):
 class OfFull(Computation[Full]):
     """Computes the gradient of the robot's whole shard."""
 
+    @override
     def batches(self, source: Source) -> int:
-        """See `Computation.batches`."""
         return source.shard_batches()
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
@@ -187,8 +189,8 @@ class OfFull(Computation[Full]):
         gradient /= len(losses)
         return sum(losses) / len(losses)
 
+    @override
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`."""
         store.full = copy_of(gradient)
 
     def after_push(self, store: Accumulator, push: Sender) -> None:
@@ -201,8 +203,8 @@ class OfFull(Computation[Full]):
 class OfLocal(Computation[Local]):
     """Makes local steps of SGD."""
 
+    @override
     def batches(self, source: Source) -> int:
-        """See `Computation.batches`."""
         return self.step.steps
 
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
@@ -248,15 +250,15 @@ class OfPhase(OfLocal):
         store.publish_own()
         return Compute(iteration, self.step, fresh)
 
+    @override
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`."""
         if order.fresh or source.velocity is None or len(source.velocity) < len(source.gradient):
             # the gradient is zero here, because no batch has been added yet
             source.velocity = source.gradient.clone()
         return self._steps(source, source.velocity, sgd)
 
+    @override
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`."""
         super().after_push(store, push)
         store.settle(push.taken())
 

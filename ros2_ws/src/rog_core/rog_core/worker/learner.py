@@ -10,7 +10,7 @@ from ..model.flat import FlatModel, as_array
 from ..protocol.config import TransferConfig
 from .accumulator import Accumulator
 from .gradient import Data, GradientSource
-from .machine import WorkerMachine
+from .worker import Worker
 
 
 class Learner:
@@ -28,7 +28,7 @@ class Learner:
             self.flat.partition(config.granularity, config.codec), as_array(self.flat.weights),
             as_array(self.flat.own), self.flat.frozen, self._enlarged,
             config.buffers == 'local')
-        self.machine = WorkerMachine(robot, incarnation, self.store, config)
+        self.machine = Worker(robot, incarnation, self.store, config)
         self.source = None if data is None else GradientSource(model, self.flat, self.store, data)
 
     def _enlarged(self) -> Array:

@@ -6,6 +6,7 @@ Source: ROG, Section V. `step()` accumulates and pushes the gradient, pulls rows
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, Protocol
 
@@ -19,19 +20,23 @@ from ..protocol.steps import Gradient
 from .computation import computation_of
 from .gradient import Data
 from .learner import Learner
-from .machine import WorkerMachine
+from .worker import Worker
+
+# PyTorch's function without the wrapper that imports torch._dynamo at its first call. The import
+# takes more than a second of each robot's processor.
+_add_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class Link(Protocol):
     """Runs a worker's state machine and transports its messages, as the ROS 2 node does."""
 
-    def join(self, machine: WorkerMachine) -> Compute | None:
+    def join(self, machine: Worker) -> Compute | None:
         """Start the machine; return the first order to compute, or None if the run is over."""
 
     def exchange(self, gradient: Array, sgd: SgdConfig) -> Compute | None:
         """Push a gradient; return the next order to compute, or None if the run is over.
 
-        ``gradient`` and ``sgd``: see `WorkerMachine.on_gradient`.
+        ``gradient`` and ``sgd``: see `Worker.on_gradient`.
         """
 
 
@@ -93,7 +98,7 @@ class RogOptimizer(torch.optim.Optimizer):
         of a frozen parameter has the same effect, without a group.
         """
         if not self.param_groups:  # the constructor adds the group of the trained parameters
-            super().add_param_group(param_group)
+            _add_group(self, param_group)
             return
         given = dict(param_group)
         added = given['params']
@@ -110,7 +115,7 @@ class RogOptimizer(torch.optim.Optimizer):
                                   f'{first[name]}, got {value}')
         for parameter in added:
             parameter.requires_grad_(True)
-        super().add_param_group({**given, 'params': added})
+        _add_group(self, {**given, 'params': added})
 
     def compute(self) -> float:
         """Compute the gradient that the method orders, from ``data``; return the loss."""

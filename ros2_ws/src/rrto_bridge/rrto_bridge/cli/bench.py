@@ -53,6 +53,8 @@ def call(options: Any) -> int:
             from_flat(Settings, link).shaped_link()
     except FleetEnvError as error:
         raise SystemExit(f'rrto: {error}') from error
+    print(f'{options.model}: latency without a server, then with one in {len(MODES)} modes on each '
+          'link; with the default options this takes about 3 minutes', file=sys.stderr, flush=True)
     for mode, link, result in measure(options.model, options.size, options.count, _links(options)):
         del result['every_ms']
         print(json.dumps({'bench': 'rrto', 'model': options.model, 'mode': mode, **link, **result}),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fleet_env.settings.base import Settings, setting
 
 from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
-from ..protocol.names import is_graph_name
+from ..protocol.names import MAX_NAME, is_graph_name
 
 AT_ONCE = 4     # number of processes that may start one after another without a pause
 PACE = 1.0      # seconds between further starts; each start slows the other processes down
@@ -151,7 +151,9 @@ class ServerMachine:
             return (f'the program uses version {request.protocol} of the protocol, this server '
                     f'{PROTOCOL}: install the same rrto on both')
         if not is_graph_name(request.program):
-            return f'a program name must be a valid graph name, got {request.program[:100]!r}'
+            return (f'the name of a program must have at most {MAX_NAME} letters a to z, digits '
+                    'and single underscores between them, and begin with a letter, got '
+                    f'{request.program[:MAX_NAME]!r}')
         if request.program in self._programs:
             return (f'a program {request.program!r} is connected; if it has ended, the server '
                     f'drops it after {self.limits.lease:g} s')

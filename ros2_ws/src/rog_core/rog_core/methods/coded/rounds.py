@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from ...arrays import Array, difference_magnitude
 from ...codecs import RAW
@@ -64,12 +65,12 @@ class Coded(Rolling):
         self._broken: set[str] = set()  # robots whose push was dropped while they were gone
 
     @classmethod
+    @override
     def by_default(cls, spec: MethodSpec) -> frozenset[str]:
-        """See `Method.by_default`."""
         return frozenset({'feedback'})
 
+    @override
     def bounds(self) -> tuple[float, float]:
-        """See `Method.bounds`."""
         self.numbers_of_code()
         return 1, 1
 
@@ -84,37 +85,37 @@ class Coded(Rolling):
         stragglers, groups, every = (*given, *DEFAULTS[len(given):])
         return stragglers, groups, every
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`."""
         super().begin(model, iteration)
         self._round = iteration + 1
 
+    @override
     def refusal(self, robot: str) -> str:
-        """See `Method.refusal`."""
         if robot in self._rank:
             return ''
         return f"'{self}' codes only for its robots, {', '.join(self._names)}, got '{robot}'"
 
+    @override
     def on_join(self, robot: str) -> list[Due]:
-        """See `Method.on_join`."""
         self._broken.discard(robot)
         if self._rank[robot] in self._received:
             self._received.remove(self._rank[robot])
         return [Discard((robot,))]
 
+    @override
     def in_time(self, robot: str, iteration: int) -> bool:
-        """See `Method.in_time`."""
         return iteration == self._round
 
+    @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """See `Method.on_push`."""
         if fleet[robot].iteration == self._round:
             self._received.append(self._rank[robot])
         else:
             self._late.append(robot)
 
+    @override
     def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        """See `Method.dues`."""
         lost = self._ranks(gone).difference(self._received)
         self._broken.update(self._named(lost))
         out: list[Due] = []
@@ -166,8 +167,8 @@ class Coded(Rolling):
             return []
         return list(self._named(self._scheme.code.missing(self._received)))
 
+    @override
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`."""
         code = self._scheme.code
         shards, weights = code.assignment(self._rank[robot])
         return self._round, Shards(code.shards, tuple(shards.tolist()), tuple(weights.tolist()),
@@ -175,8 +176,8 @@ class Coded(Rolling):
 
     # -- decoding --------------------------------------------------------------------------------
 
+    @override
     def takes(self, step: Step) -> bool:
-        """See `Method.takes`."""
         return isinstance(step, Shards)
 
     def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
@@ -215,10 +216,10 @@ class Coded(Rolling):
 
     # -- restart ---------------------------------------------------------------------------------
 
+    @override
     def state(self) -> dict[str, Any]:
-        """See `Method.state`."""
         return {'round': self._round}
 
+    @override
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Method.load_state`."""
         self._round = int(state.get('round', self._round))
