@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_link.key import new_key
 from fleet_testing import eventually
 from rich.console import Console
@@ -56,6 +57,9 @@ class Sends:
 
     def monotonic(self):
         return self.now
+
+    def policies(self):
+        return []
 
     def spin(self, seconds):
         self.now += seconds
@@ -169,3 +173,25 @@ def test_with_a_key_an_old_status_that_is_repeated_does_not_count():
             assert (monitor.fleet.incarnation, monitor.fleet.count) == (2, 2)
         monitor._on_fleet(status(2, 3, 2))
         assert monitor.fleet.count == 3
+
+
+def test_policies_are_shown_if_they_are_asked_for(capsys):
+    def status(name, message, **values):
+        return DiagnosticStatus(name=name, message=message, values=[
+            KeyValue(key=key.replace('_', ' '), value=value) for key, value in values.items()])
+
+    with Monitor() as monitor:
+        assert monitor.node.subscriptions and not [
+            s for s in monitor.node.subscriptions if s.topic_name == '/diagnostics']
+    with Monitor(policies=True) as monitor:
+        publisher = monitor.node.create_publisher(DiagnosticArray, '/diagnostics', 10)
+        sent = {'sent for an inference (B)': '148768'}
+        publisher.publish(DiagnosticArray(status=[
+            status('/robot2/policy: policy', 'acts', computed_by='server', **sent),
+            status('/robot1/policy: policy', 'starved:\x1b[31m no action'),
+            status('motor 3', 'warm')]))
+        eventually(monitor.policies, step=lambda: monitor.spin(0.05))
+        assert monitor.policies() == [
+            '/robot1/policy: policy starved:?[31m no action, actions by nobody yet',
+            '/robot2/policy: policy acts, actions by server, 148.8 kB sent for an inference']
+        assert show(monitor, True, 0.0) == 0 and '148.8 kB' in capsys.readouterr().out

@@ -6,13 +6,15 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from fleet_env.records.summary import Summary
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.versions import LATEST, MODEL_FILE, MODELS, Versions
@@ -41,6 +43,8 @@ COLORS = {'computing': 'green', 'pushing': 'cyan', 'pulling': 'cyan', 'waiting':
 # With the option --once, the table waits at most this number of seconds for the statuses of all
 # robots.
 COMPLETE = 3.0
+POLICY = ': policy'   # the end of the names of policies in `/diagnostics`
+POLICIES = 64         # most of them that are shown
 BETTER = 0.01  # an earlier version is named if its accuracy is higher by more than this
 
 
@@ -53,11 +57,12 @@ class Monitor:
     :param robots: robots of this machine, whose statuses come from themselves. None: the statuses
         of all robots come from the server, so that each passes the robot's link only once.
     :param above, minutes, starting: see `FleetState`.
+    :param policies: whether to listen to `/diagnostics`, which pass the robots' links for it.
     """
 
     def __init__(self, namespace: str = '', key: Key | None = None,
                  robots: Collection[str] | None = None, above: str = '',
-                 minutes: float = 0.0, starting: bool = False) -> None:
+                 minutes: float = 0.0, starting: bool = False, policies: bool = False) -> None:
         self.namespace = namespace
         self._proves = None if key is None else Signature(key).proves
         self._order = Order(SILENT)
@@ -66,6 +71,7 @@ class Monitor:
         self._executor = Executor()
         self._executor.add_node(self.node)
         self.state = FleetState(above, minutes, starting)
+        self._policies: dict[str, tuple[Any, float]] = {}   # last status of each, and its time
         self.unproved = False  # whether the last server status had no valid signature
         server = f'{namespace}/{SERVER}'
         self.node.create_subscription(FleetStatus, f'{server}/fleet_status', self._on_fleet,
@@ -76,6 +82,8 @@ class Monitor:
         if robots is None:
             self.node.create_subscription(TrainingStatus, f'{server}/{qos.PAST}',
                                           lambda message: self.state.on_past(message), qos.RELAY)
+        if policies:
+            self.node.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, 10)
 
     @property
     def fleet(self) -> Any:
@@ -106,6 +114,19 @@ class Monitor:
             return
         self.state.on_fleet(message, now)
 
+    def _on_diagnostics(self, message: Any) -> None:
+        now = time.monotonic()
+        for status in message.status:
+            room = status.name in self._policies or len(self._policies) < POLICIES
+            if status.name.endswith(POLICY) and room:
+                self._policies[status.name] = status, now
+
+    def policies(self) -> list[str]:
+        """Return a line about each node of a policy in this domain, of any fleet."""
+        known, now = self._policies, time.monotonic()
+        return [_of_policy(known[name][0]) for name in sorted(known)
+                if now - known[name][1] < SILENT]
+
     def spin(self, seconds: float) -> None:
         """Receive messages for ``seconds`` seconds."""
         until = time.monotonic() + seconds
@@ -126,11 +147,22 @@ class Monitor:
         rclpy.try_shutdown()
 
 
-def live_table(fleet: Fleet) -> Table:
-    """Return the live table of a fleet."""
+def _of_policy(status: Any) -> str:
+    """Return what a policy's node says in `/diagnostics`, as a line."""
+    values = {value.key: value.value for value in status.values}
+    said = [f'policy {status.message}', f"actions by {values.get('computed by') or 'nobody yet'}"]
+    with suppress(KeyError, ValueError):
+        kilobytes = float(values['sent for an inference (B)']) / 1e3
+        said.append(f'{kilobytes:.1f} kB sent for an inference')
+    line = f'{status.name.removesuffix(POLICY)}: {", ".join(said)}'
+    return ''.join(c if c.isprintable() else '?' for c in line[:200])
+
+
+def live_table(fleet: Fleet, policies: Sequence[str] = ()) -> Table:
+    """Return the live table of a fleet, and lines about policies."""
     made = Table(title=Text(fleet.headline()), title_justify='left', box=box.SIMPLE_HEAD,
                  padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-                 caption=Text('\n'.join(fleet.causes())), caption_justify='left')
+                 caption=Text('\n'.join([*fleet.causes(), *policies])), caption_justify='left')
     made.add_column('robot', no_wrap=True)
     made.add_column('state', overflow='ellipsis')  # a narrow terminal cuts only this column
     # leave out the power: with it the table would be wider than 80 characters
@@ -155,6 +187,9 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
     while monitor.fleet is None:
         monitor.spin(0.2)
         now = time.monotonic()
+        if now >= until and monitor.policies():
+            print('\n'.join(monitor.policies()))
+            return 0
         if now >= until:
             print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
                   'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason; '
@@ -168,7 +203,8 @@ def show(monitor: Monitor, once: bool, timeout: float) -> int:
         until = time.monotonic() + COMPLETE
         while not monitor.shown().complete() and time.monotonic() < until:
             monitor.spin(0.1)
-        Console(width=None if sys.stdout.isatty() else 140).print(live_table(monitor.shown()))
+        Console(width=None if sys.stdout.isatty() else 140).print(
+            live_table(monitor.shown(), monitor.policies()))
         return 0
     plain = not sys.stdout.isatty()
     show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain)
@@ -217,12 +253,12 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
             monitor.spin(0.1)
             if time.monotonic() >= due:
                 due = time.monotonic() + 5.0
-                print('\n'.join(monitor.shown().lines()), flush=True)
+                print('\n'.join([*monitor.shown().lines(), *monitor.policies()]), flush=True)
         return
     with Live(live_table(monitor.shown()), refresh_per_second=4) as live:
         while not over():
             monitor.spin(0.25)
-            live.update(live_table(monitor.shown()))
+            live.update(live_table(monitor.shown(), monitor.policies()))
 
 
 def say_model(out: Path) -> None:
