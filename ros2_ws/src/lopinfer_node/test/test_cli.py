@@ -142,7 +142,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pathlib.Path({str(tmp_path / 'deaf')!r}).touch()
 signal.pause()
 """)
-    with rig.Rig(torch.nn.Identity(), torch.ones(1), rate=None) as made:
+    with rig.Rig(small().eval(), torch.zeros(1, 3, 32, 40), rate=None) as made:
         eventually((tmp_path / 'deaf').exists)
     assert made._process.returncode == -signal.SIGKILL
 
