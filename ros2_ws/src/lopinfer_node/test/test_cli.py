@@ -13,7 +13,7 @@ from fleet_testing import eventually
 from lopinfer_node.cli import rig
 from lopinfer_node.cli.choice import bandwidths
 from lopinfer_node.cli.main import main
-from lopinfer_node.errors import ProfileError
+from lopinfer_node.errors import ModelError, ProfileError
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.profile import Profile
 from lopinfer_node.planning.table import PlanTable
@@ -142,9 +142,17 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pathlib.Path({str(tmp_path / 'deaf')!r}).touch()
 signal.pause()
 """)
-    with rig.Rig(torch.nn.Identity(), torch.ones(1), rate=None) as made:
+    with rig.Rig(small().eval(), torch.zeros(1, 3, 32, 40), rate=None) as made:
         eventually((tmp_path / 'deaf').exists)
     assert made._process.returncode == -signal.SIGKILL
+
+
+def test_a_model_that_cannot_be_traced_leaves_no_server_of_the_demo(monkeypatch):
+    monkeypatch.setattr(rig, 'SERVER', 'import signal; signal.pause()')
+    made = rig.Rig(small().train(), torch.zeros(1, 3, 32, 40), rate=None)
+    with pytest.raises(ModelError, match='training mode'), made:
+        pass
+    assert made._process.returncode is not None
 
 
 @pytest.mark.parametrize('verb', ['compare', 'demo'])

@@ -125,8 +125,12 @@ class Rig:
             [sys.executable, '-c', SERVER, '--ros-args', '--log-level', 'warn',
              '-r', '__ns:=/lopinfer', *arguments], env=dict(os.environ))
         # While the server starts, put the model where it looks for it: the robot need not send it.
-        self.traced = trace(self.model, self.example)
-        save(self.traced, self._folder / self.traced.digest)
+        try:
+            self.traced = trace(self.model, self.example)
+            save(self.traced, self._folder / self.traced.digest)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
