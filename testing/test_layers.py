@@ -332,3 +332,10 @@ def test_what_users_start_loads_fleet_ros_which_checks_shared_memory_before_rclp
     assert len(started) > 10
     done = subprocess.run([sys.executable, '-c', FIRST, *wanted], text=True, capture_output=True)
     assert done.returncode == 0 and not done.stdout, done
+
+
+def test_files_of_tests_have_distinct_names():
+    """So a traceback names one file, and pytest can run several packages in one process."""
+    names = [path.name for pattern in ('ros2_ws/src/*/test', '*/test', 'testing')
+             for path in ROOT.glob(f'{pattern}/test_*.py')]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
