@@ -599,11 +599,11 @@ class Inlets:
         if floats and self._rounded and elements.nbytes >= LEAST:
             return _header(ROUNDED, elements, layout) + self.encoded(
                 key, _rounded(elements), layout)
-        if elements.itemsize == 1 and self._changes:
-            self._sent[key] = elements.copy()   # their memory may be the camera's
         rate = self._rate()
         if not 0 < rate < FASTEST or elements.nbytes < max(LEAST, SHORTEST * rate):
             return _raw(elements)
+        if elements.itemsize == 1 and self._changes:
+            self._sent[key] = elements.copy()   # their memory may be the camera's
         inlet = self._inlet(key)
         seconds = inlet.expects(elements, layout, rate)
         if file is not None and self.files \
