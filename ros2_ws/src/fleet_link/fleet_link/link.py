@@ -166,6 +166,9 @@ class Link(Generic[T]):
                             f'of arrival, got {packet} at {ack.arrived}')
         before = self.delivered
         arrived: list[T] = []
+        # One that counts as lost is no sample (RFC 9002, appendix A.7): it may come after an outage
+        # of minutes, and the time-out would be as long.
+        expected = packet in self._flight
         sent = self._arrive(packet, arrived)
         mask = ack.mask & ((1 << MASK_BITS) - 1)
         if mask:
@@ -178,7 +181,7 @@ class Link(Generic[T]):
                         older.append(number)
                 for number in older:
                     self._arrive(number, arrived)
-        if sent is not None:
+        if sent is not None and expected:
             self._measure(packet, sent, self.delivered - before, ack.arrived, now)
         if arrived:
             self.timeouts, self._probe = 0, False

@@ -210,6 +210,16 @@ def test_what_is_forgotten_is_neither_in_flight_nor_sent_again():
     assert link.on_ack(Ack(1, 0, 1.0), 100.2) == (['b'], [])
 
 
+def test_what_comes_after_it_counted_as_lost_says_nothing_of_the_round_trip():
+    """A packet that was held up for an outage of a minute must not make the time-out as long."""
+    link = Link()
+    for _ in range(4):
+        link.on_ack(Ack(link.send('early', 1300, 1.0), 0, 1.02), 1.04)
+    before, held = link.timeout, link.send('held up', 1300, 2.0)
+    link.forget()       # the peer is new
+    assert link.on_ack(Ack(held, 0, 70.0), 70.0) == (['held up'], []) and link.timeout == before
+
+
 def test_only_what_is_gone_is_forgotten():
     link = Link()
     for item in 'abab':
