@@ -241,6 +241,22 @@ def limit_leaving() -> None:
         _end_within(LEAVING)
 
 
+@contextmanager
+def limited_leaving() -> Iterator[None]:
+    """`limit_leaving` while the context is open, for a process that has more to do after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    limit_leaving()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
 def _end_within(seconds: float) -> None:
     """Let the kernel end this process by SIGALRM after ``seconds`` seconds, even if it hangs.
 

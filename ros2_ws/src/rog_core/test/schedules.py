@@ -9,7 +9,8 @@ import os
 
 from fleet import Fleet
 from hypothesis import settings
-from rog_core.protocol.states import STOPPED
+from rog_core.protocol.states import REGISTERING, STOPPED
+from rog_core.worker.worker import MAX_REGISTER_INTERVAL
 
 SCHEDULES = int(os.environ.get('ROG_SCHEDULES', 80 * settings().max_examples // 100))
 
@@ -94,6 +95,8 @@ def check_end(fleet, seconds=12):
     for name in fleet.robots:
         fleet.resume(name)
     fleet.run(seconds)
+    if any(r.alive and r.machine.state == REGISTERING for r in fleet.robots.values()):
+        fleet.run(MAX_REGISTER_INTERVAL)    # several attempts in a row were lost before
     living = [r for r in fleet.robots.values() if r.alive]
     active = {(member.robot, member.incarnation) for member in fleet.server.active()}
     assert active == {(robot.name, robot.machine.incarnation) for robot in living}

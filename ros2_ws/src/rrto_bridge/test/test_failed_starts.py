@@ -301,6 +301,35 @@ def test_a_process_that_hangs_at_its_end_with_the_lock_of_python_is_ended():
     assert ended.returncode == -signal.SIGALRM
 
 
+EXITS = """
+import atexit, ctypes, signal, sys
+from contextlib import ExitStack
+from types import SimpleNamespace
+import threading
+from fleet_ros import ending
+from rrto_bridge.client import shell
+
+ending.LEAVING = 0.5
+atexit.register(lambda: print('mine', signal.getitimer(signal.ITIMER_REAL)[0], flush=True))
+link = shell.Link.__new__(shell.Link)
+link._context, link._changed = SimpleNamespace(ok=lambda: True), threading.Condition()
+link.lost, link._fail = 'it is lost', lambda reason: None
+link._made = SimpleNamespace(close=ctypes.PyDLL(None).pause if sys.argv[1:] else print)
+shell._links.append(link)
+atexit.register(shell._close_links)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize('hangs', [False, True])
+def test_a_program_does_not_hang_at_its_exit_and_keeps_its_own_end(hangs):
+    """Fast DDS can wait for ever when a program leaves the ROS graph, with the lock of Python."""
+    ended = subprocess.run([sys.executable, '-c', EXITS, *['hangs'] * hangs], check=False,
+                           timeout=LIMIT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (
+        (-signal.SIGALRM, '') if hangs else (3, '\nmine 0.0\n')), ended.stderr
+
+
 # -- real processes --------------------------------------------------------------------------------
 
 @pytest.fixture(scope='module')

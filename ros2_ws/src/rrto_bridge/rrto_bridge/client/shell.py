@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -34,6 +34,7 @@ from fleet_link.stream import Ack, Frame, Stream
 from fleet_msgs.msg import Frame as Packet
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
+from fleet_ros.ending import limited_leaving
 from fleet_ros.environment import ros_home
 from fleet_ros.exposure import team_key
 from fleet_ros.frames import ack_of, frame_of
@@ -79,7 +80,7 @@ _links: list[Link] = []
 
 def _close_links() -> None:
     while _links:
-        _links.pop().close()
+        _links.pop().close(exits=True)
 
 
 class _NotServedError(ConfigError):
@@ -279,8 +280,11 @@ class Link(Port):
             os.close(process)
         return True
 
-    def close(self) -> None:
-        """Tell the server that this program ends, and release the node's resources."""
+    def close(self, exits: bool = False) -> None:
+        """Tell the server that this program ends, and release the node's resources.
+
+        ``exits``: whether the process exits, and is ended if Fast DDS waits for ever.
+        """
         if not self._context.ok():
             return
         self.ending = True
@@ -292,7 +296,8 @@ class Link(Port):
                 and self._channel is not None and self._channel.is_heard:
             self._say_end()
             self._answered.wait(qos.AGAIN)
-        self._made.close()
+        with limited_leaving() if exits else nullcontext():
+            self._made.close()
 
     def _say_end(self) -> None:
         if self._channel is not None:
