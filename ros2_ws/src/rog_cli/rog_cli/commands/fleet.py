@@ -220,8 +220,10 @@ def processes_of(fleet: FleetConfig, out: Path, names: list[str], resume: bool =
     """
     for name in child_fleets(fleet):
         (out / name).mkdir(exist_ok=True)
-    made: AbstractContextManager[FleetProcesses] = emulation('fleet')(fleet, out, names, resume) \
-        if emulate else FleetProcesses(fleet, out, names, resume)
+    if not emulate:
+        return FleetProcesses(fleet, out, names, resume)
+    write_run_fleet(fleet, out)     # the emulated radio reads it
+    made: AbstractContextManager[FleetProcesses] = emulation('fleet')(fleet, out, names, resume)
     return made
 
 
