@@ -55,7 +55,9 @@ def test_the_page_knows_how_much_of_the_run_is_left(fleet):
 
 def test_who_looks_late_sees_what_was_before_also_of_a_robot_that_has_left(fleet):
     fleet.start_all()
-    fleet.until(lambda: fleet.status is not None and fleet.status.fastest > 20, 'it trains')
+    # longer than some periods of the statuses from which the curves are made
+    fleet.until(lambda: fleet.status is not None and fleet.status.fastest > 20
+                and fleet.status.elapsed > 5, 'it trains')
     fleet.interrupt('robot1')
     fleet.until(lambda: fleet.state('robot1') in ('stopped', 'away'), 'it has left')
     opened = fleet.status.elapsed
