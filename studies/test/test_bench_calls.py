@@ -70,13 +70,15 @@ def test_control_names_what_never_goes_on_and_what_goes_on_alone():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize('camera', [False, True])
 @pytest.mark.parametrize('who', bench_calls.WHO)
-def test_contestant_gives_the_outputs_of_the_model(who, tmp_path, monkeypatch):
+def test_contestant_gives_the_outputs_of_the_model(who, camera, tmp_path, monkeypatch):
+    """With ``camera``, cameras give JPEGs, from which all contestants compute."""
     if who in bench_calls.RIVALS and bench_calls.RIVALS[who][1] not in os.environ:
         pytest.skip(f'{bench_calls.RIVALS[who][1]} names no Python with this rival')
     monkeypatch.setattr(bench_calls, 'SETTLE', {})
     with bench_calls.private_domain():
-        said = bench_calls.prepare(MODEL, tmp_path)
+        said = bench_calls.prepare(MODEL, tmp_path, camera)
         found = bench_calls.steady(who, tmp_path, LinkTrace([0.0], [320.0]), 2)
     assert found['error'] <= (said['jpeg_error'] * 1.01 if 'jpeg' in who else 1e-4)
     assert found['median_ms'] > 0
