@@ -73,6 +73,7 @@ class Link(Generic[T]):
         self.timeouts = 0        # consecutive time-outs
         self._flight: OrderedDict[int, _Sent] = OrderedDict()
         self._late: OrderedDict[int, _Sent] = OrderedDict()  # lost, but may have been late only
+        self._ping = -1          # number of the last `ping`
         self._newest = -1        # newest packet that is acknowledged
         self._newest_arrived: float | None = None
         self._opening = 0.0      # bytes of the window while the rate is not known
@@ -152,6 +153,16 @@ class Link(Generic[T]):
         self._timer = now + self._wait
         return number % WIRE
 
+    def ping(self, item: T, nbytes: int, now: float) -> int:
+        """Note a transmission for which nothing waits, of an ``item`` that only pings have.
+
+        Return its packet number; its acknowledgement is a sample unless another ping follows it.
+        """
+        self._ping = self.sent
+        packet = self.send(item, nbytes, now)
+        self.forget(lambda other: other is item)
+        return packet
+
     def on_ack(self, ack: Ack, now: float) -> tuple[list[T], list[T]]:
         """Handle an acknowledgement; return the items that have arrived, and those that are lost.
 
@@ -168,7 +179,7 @@ class Link(Generic[T]):
         arrived: list[T] = []
         # One that counts as lost is no sample (RFC 9002, appendix A.7): it may come after an outage
         # of minutes, and the time-out would be as long.
-        expected = packet in self._flight
+        expected = packet in self._flight or packet == self._ping
         sent = self._arrive(packet, arrived)
         mask = ack.mask & ((1 << MASK_BITS) - 1)
         if mask:

@@ -177,8 +177,7 @@ class Sender:
 
         The link does not wait for the answer: if a ping is lost, the link need not be slow.
         """
-        packet = self.link.send(None, HEADERS, now)
-        self.link.forget(lambda part: part is None)
+        packet = self.link.ping(None, HEADERS, now)
         return Frame(packet, self.next % WIRE, False, b'')
 
     @property

@@ -84,8 +84,8 @@ def test_a_suspended_program_is_told_another_reason_that_the_server_gives(link, 
 def test_a_link_that_is_made_while_the_program_ends_is_closed_with_it(monkeypatch):
     """A lost link makes another one on its own thread, and closing it waits for this thread."""
     closed = []
-    successor = SimpleNamespace(close=lambda: closed.append('successor'))
-    lost = SimpleNamespace(close=lambda: (links.append(successor), closed.append('lost')))
+    successor = SimpleNamespace(close=lambda exits: closed.append('successor'))
+    lost = SimpleNamespace(close=lambda exits: (links.append(successor), closed.append('lost')))
     links = [lost]
     monkeypatch.setattr(shell, '_links', links)
     shell._close_links()
