@@ -35,7 +35,7 @@ help:
 	@echo "make test-all  build every package with colcon and run all tests"
 	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N), then make chaos"
 	@echo "make chaos     $(MINUTES) minutes of a real fleet that is disturbed on purpose; as root (MINUTES=M SEED=N)"
-	@echo "make bench     measure, and write docs/benchmarks.md"
+	@echo "make bench     measure, and write docs/results/benchmarks.md"
 	@echo "make lint      ruff and mypy, and the documentation as a site"
 	@echo "make site      the documentation as a site, in build/site"
 	@echo "make wheels    the suite and its messages as wheels, in dist"
@@ -90,7 +90,7 @@ versions: setup
 	@$(IN) PATH="$(BIN):$$PATH" $(BIN)/python tools/versions.py $(VERSIONS)
 
 reference: setup
-	for page in settings messages commands; do $(BIN)/python tools/$$page.py > docs/$$page.md || exit 1; done
+	for page in settings messages commands; do $(BIN)/python tools/$$page.py > docs/reference/$$page.md || exit 1; done
 
 # `ros2` and launch are not on PyPI. A ROS 2 that is sourced has them.
 ros2-tools: setup

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that the images install beside their base. One place: laptop.Dockerfile, jetson.Dockerfile,
-# the development container and docs/install.md use it. Run from the repository's root, as root.
+# the development container and docs/start/install.md use it. Run from the repository's root, as root.
 #
 #   docker/install.sh system            packages of the distribution
 #   docker/install.sh python [PIP...]   /opt/rog, an environment that sees ROS 2's Python; PIP: options

@@ -4,7 +4,7 @@
 # BASE must hold /opt/ros/jazzy and a PyTorch for the GPU of this JetPack; the project jetson-containers makes such
 # images (`jetson-containers build --name=ros-torch ros:jazzy-ros-base pytorch`).
 # Neither image nor board was there where this was written. docker/install.sh was not run either; its
-# lines are those of docs/install.md, Beside ROS 2.
+# lines are those of docs/start/install.md, Beside ROS 2.
 ARG BASE=ros-torch
 FROM ${BASE}
 

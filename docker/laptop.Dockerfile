@@ -2,7 +2,7 @@
 #   docker build -f docker/laptop.Dockerfile -t rog-laptop .
 #   docker build -f docker/laptop.Dockerfile -t rog-laptop --build-arg PIP_EXTRA_INDEX_URL= .   # with CUDA; run it with --gpus all
 # The base image could not be pulled where this was written. docker/install.sh was not run either; its lines
-# are those of docs/install.md, Beside ROS 2.
+# are those of docs/start/install.md, Beside ROS 2.
 ARG BASE=ros:jazzy-ros-base
 FROM ${BASE}
 

@@ -9,14 +9,14 @@ author = 'The ROG founders'
 copyright = '2026, The ROG founders'
 root_doc = 'docs/index'
 extensions = ['myst_parser', 'sphinx.ext.autodoc']
-include_patterns = ['docs/**.md', 'docs/api.rst', 'SECURITY.md', 'CONTRIBUTING.md', 'CHANGELOG.md',
-                    'QUALITY_DECLARATION.md']
+include_patterns = ['docs/**.md', 'docs/reference/api.rst', 'SECURITY.md', 'CONTRIBUTING.md',
+                    'CHANGELOG.md', 'QUALITY_DECLARATION.md']
 # These folders contain no page of the site, and Sphinx would need much time to search them.
 exclude_patterns = ['.*', 'build', 'install', 'log', 'runs']
 
 myst_heading_anchors = 3      # headings of levels 1 to 3 get anchors for links
 suppress_warnings = ['misc.highlighting_failure']
-# docs/api.rst makes the reference from docstrings. In docstrings, `name` means code.
+# docs/reference/api.rst makes the reference from docstrings. In docstrings, `name` means code.
 default_role = 'code'
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'signature'

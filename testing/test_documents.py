@@ -204,7 +204,7 @@ RUN = {
 }
 
 IMAGE = "needs a base image; testing/test_docker.py runs what the containers of compose.yaml run"
-BUILT = 'docs/install.md says what was tried'
+BUILT = 'docs/start/install.md says what was tried'
 ROS = 'needs ROS 2; launch/test starts the same launch files there'
 AS_ROOT = "needs root; fleet_emulation's tests run it, in short"
 EXAMPLE = 'testing/test_examples.py runs it, in short'
@@ -248,7 +248,7 @@ NOT_RUN = {
     'make lint': '.ci/run does it, after these tests',
     'make site': 'make lint does it',
     'make test': 'these tests are run by it',
-    'make bench': 'measures for an hour and overwrites docs/benchmarks.md',
+    'make bench': 'measures for an hour and overwrites docs/results/benchmarks.md',
     'python -m pytest testing/test_ros_lint.py': 'make test runs it',
     'pip install torch numba': 'make setup does it', 'pip install ray': 'for the tests of Ray',
     'make wheels': 'testing/test_package.py builds and installs them',
@@ -564,4 +564,4 @@ def test_a_block_of_python_runs(first, besides, tmp_path):
 def test_a_page_that_is_made_from_code_is_up_to_date(name):
     made = subprocess.run([sys.executable, ROOT / f'tools/{name}.py'], text=True, check=True,
                           stdout=subprocess.PIPE).stdout
-    assert made == (ROOT / f'docs/{name}.md').read_text(), 'make reference'
+    assert made == (ROOT / f'docs/reference/{name}.md').read_text(), 'make reference'

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 SHOWN = ROOT / 'docs/outputs'  # outputs that the documents show; WRITE_OUTPUTS=1 writes them
 EXAMPLES = sorted(path.name for path in (ROOT / 'examples').iterdir() if path.is_file())
 SHORT = 60  # maximum lines of code of an example
-INCLUDED = re.compile(r'^```\{(?:literal)?include\} \.\./examples/(\S+)', re.M)
+INCLUDED = re.compile(r'^```\{(?:literal)?include\} (?:\.\./)+examples/(\S+)', re.M)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_an_example_is_short_and_the_documents_name_it(name):
     assert sum(map(len, cells(text)) if name.endswith('.ipynb') else [
         len(text.splitlines())]) < SHORT
     assert f'examples/{name}' in (ROOT / 'README.md').read_text()
-    pages = [page.read_text() for page in (ROOT / 'docs').glob('*.md')]
+    pages = [page.read_text() for page in (ROOT / 'docs').rglob('*.md')]
     included = name.endswith('.ipynb') or any(name in INCLUDED.findall(page) or text in page
                                               for page in pages)
     assert included and any(f'examples/{name}' in page for page in pages), f'no page has {name}'
@@ -170,7 +170,8 @@ def test_own_codec_keeps_what_it_loses_and_refuses_what_is_not_finite(monkeypatc
 
 @pytest.mark.long
 def test_own_codec_trains_in_virtual_time(run):
-    said, = re.findall(r'^rog (sim.*own_codec.*)$', (ROOT / 'docs/own_codec.md').read_text(), re.M)
+    said, = re.findall(r'^rog (sim.*own_codec.*)$',
+                       (ROOT / 'docs/howto/codec.md').read_text(), re.M)
     assert 'summary.json' in done(run(f'-m rog_cli.main {said} --minutes 0.5'))
 
 
@@ -228,7 +229,7 @@ def test_my_policy_acts_on_its_contract_in_recorded_time(monkeypatch):
 @pytest.mark.long
 def test_my_policy_runs_in_the_node_of_a_robot(run):
     said, = re.findall(r'^python (-m fleet_policy\.main.*)$',
-                       (ROOT / 'docs/policy.md').read_text(), re.M)
+                       (ROOT / 'docs/howto/policy.md').read_text(), re.M)
     run(f'{said} -p threads:=1').wait('my_policy:Reach acts at 30 Hz')
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).parent.parent / 'docs/api.rst').read_text()
+TEXT = (Path(__file__).parent.parent / 'docs/reference/api.rst').read_text()
 NAMED = re.findall(r'^\.\. auto(?:class|function|exception):: (\S+)\n((?: +:.*\n)*)', TEXT, re.M)
 
 

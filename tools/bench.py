@@ -1,4 +1,4 @@
-"""`make bench`: run the benches of all packages, and write their results to docs/benchmarks.md.
+"""`make bench`: run the benches of all packages, write docs/results/benchmarks.md.
 
 A bench prints one JSON object per line; the key `bench` holds its name. No code compares the
 results with limits.
@@ -48,8 +48,8 @@ def main() -> None:
             name = result.pop('bench', bench.stem)
             page += [f'## {name}', '', f'`{bench.relative_to(ROOT)}`', '', '| figure | value |',
                      '|---|---|', *rows('', result), '']
-    (ROOT / 'docs' / 'benchmarks.md').write_text('\n'.join(page))
-    print('wrote docs/benchmarks.md')
+    (ROOT / 'docs/results/benchmarks.md').write_text('\n'.join(page))
+    print('wrote docs/results/benchmarks.md')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
-"""Prints docs/commands.md: every command with its arguments, taken from the commands' parsers.
+"""Prints docs/reference/commands.md: all commands and arguments, taken from their parsers.
 
-python tools/commands.py > docs/commands.md
+python tools/commands.py > docs/reference/commands.md
 """
 
 import argparse
@@ -47,7 +47,7 @@ def row(action: argparse.Action) -> str:
 
 
 def page() -> str:
-    """Return the text of docs/commands.md."""
+    """Return the text of docs/reference/commands.md."""
     lines = [HEAD]
     for command in (rog(), fleet(), lopinfer(), rrto()):
         lines.append(f'## {command.prog}\n\n{command.description}\n')

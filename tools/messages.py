@@ -1,6 +1,6 @@
-"""Prints docs/messages.md: all messages and services, taken from their definitions.
+"""Prints docs/reference/messages.md: all messages and services, taken from their definitions.
 
-python tools/messages.py > docs/messages.md
+python tools/messages.py > docs/reference/messages.md
 """
 
 import re
@@ -25,7 +25,7 @@ def definition(path: Path) -> str:
 
 
 def page() -> str:
-    """Return the text of docs/messages.md."""
+    """Return the text of docs/reference/messages.md."""
     parts = [HEAD]
     for package in sorted((ROOT / 'ros2_ws' / 'src').glob('*_msgs')):
         parts.append(f'## {package.name}\n')

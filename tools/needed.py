@@ -34,7 +34,7 @@ def lacking():
         machine = f'{platform.system()} on {platform.machine()}'
         if machine != 'Linux on x86_64':
             yield (f'ROS 2, sourced, since PyPI has none for {machine}: from apt, RoboStack or an '
-                   'image (docs/install.md)')
+                   'image (docs/start/install.md)')
         elif sys.version_info >= (3, 15):
             yield f'Python 3.10 to 3.14, for which PyPI has ROS 2; this is {version}. {other}'
     if shutil.disk_usage('.').free < ROOM:

@@ -1,6 +1,6 @@
-"""Prints docs/settings.md: all settings, taken from the models that declare them.
+"""Prints docs/reference/settings.md: all settings, taken from the models that declare them.
 
-python tools/settings.py > docs/settings.md
+python tools/settings.py > docs/reference/settings.md
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from rrto_bridge.server.parameters import ServerSettings as RrtoServer
 HEAD = '''\
 # Settings
 
-Made by `python tools/settings.py > docs/settings.md` from the models that declare the settings.
+Made by `python tools/settings.py > docs/reference/settings.md` from the models that declare them.
 
 In a fleet file a setting is a key of its section; `--set` joins section and key by a dot. The ROS
 parameter and the launch argument have the same dotted name, except that those of the sections
@@ -56,7 +56,7 @@ def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
 
 
 def page() -> str:
-    """Return the text of docs/settings.md."""
+    """Return the text of docs/reference/settings.md."""
     robots = beside(RobotConfig, FleetSettings)
     return HEAD + ''.join([
         table('Fleets', '', knobs(FleetSettings),

@@ -1,6 +1,6 @@
 """Ordinary models, as users bring them, each as a task of its own that trains in a minute or two.
 
-The tasks derive from nothing of this suite: they are what a reader of docs/own_task.md would write.
+The tasks derive from nothing of this suite: what a reader of docs/start/your_model.md would write.
 The networks of torchvision are as torchvision makes them. All data are real and need no download:
 the handwritten digits of scikit-learn, and the text of this repository's license. Unlike in other
 tasks, nearly half of the digits are test data, so that one image is an eighth of a point.

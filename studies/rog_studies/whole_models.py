@@ -91,7 +91,7 @@ rog study whole_models --out runs/whole_models
   their links fade. They share the air.
 - Learning rate and duration of a model are the same for all methods, and so chosen that all of them
   learn. So this table does not say which method is faster;
-  [Measured methods](../methods_results.md) does.
+  [Measured methods](methods.md) does.
 - torchvision's mobilenet_v3_small averages its statistics slowly (momentum 0.01): after n batches
   they still hold 0.99ⁿ of the values that they began with. {young}
 '''

@@ -51,7 +51,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='rivals: only these rows of its tables, bsp among them; '
                              'whole_models: only these methods')
     parser.add_argument('--scenarios', metavar='A,B,...', help='peers: what happens to the links '
-                        'and the processes; docs/rivals.md lists them')
+                        'and the processes; docs/results/rivals.md lists them')
     parser.add_argument('--robots', type=at_least_one, metavar='K',
                         help='peers: number of robots (default: 4)')
     parser.add_argument('--scale', type=float, metavar='F', help='peers: factor on the recorded '

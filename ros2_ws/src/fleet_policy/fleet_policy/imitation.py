@@ -39,7 +39,7 @@ class Imitation(Task):
     what the fleet learns. The recordings are folders of rosbag2, with the topics of the contract in
     the robot's namespace or in none.
 
-    :param policy, policy_options, contract: see `docs/policy.md`.
+    :param policy, policy_options, contract: see `docs/howto/policy.md`.
     :param episodes: folder of episodes; ``{rank}`` stands for the robot's rank. Only robots
         open it. Episodes that are added while a robot trains are learned, too.
     :param test: folder of episodes on every machine, by which the model is measured. If it is '', a

@@ -187,7 +187,7 @@ def reaching(network: ReachConfig) -> Iterator[None]:
             'interface and peers must be those of the fleet that this process is in, got '
             f'interface {network.interface} and peers {network.peers or "none"}: a process has '
             'one network with Fast DDS. Give both fleets the same interface and peers, and '
-            'domains or namespaces of their own; or use Cyclone DDS (docs/network.md)')
+            'domains or namespaces of their own; or use Cyclone DDS (docs/howto/network.md)')
     os.environ.update(wanted)
     try:
         yield

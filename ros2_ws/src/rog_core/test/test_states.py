@@ -7,7 +7,7 @@ import pytest
 from rog_core.errors import LocalProtocolError, RemoteProtocolError
 from rog_core.protocol.states import TABLES
 
-PROTOCOL = Path(__file__).parents[4] / 'docs' / 'protocol.md'
+PROTOCOL = Path(__file__).parents[4] / 'docs/inside/protocol.md'
 tables = pytest.mark.parametrize('table', TABLES, ids=lambda table: table.who)
 
 

@@ -1,6 +1,6 @@
 """The schema of all settings of a fleet: fleet files, node parameters, launch arguments.
 
-A new setting is one line here; docs/settings.md is generated from these lines.
+A new setting is one line here; docs/reference/settings.md is generated from these lines.
 """
 
 from typing import Any, Literal
@@ -28,7 +28,7 @@ class TrainingConfig(Settings):
     task_options: dict[str, Any] = _({}, 'keyword arguments of the task; as a parameter or an '
                                          'argument, a JSON object')
     sync: str = _('rsp:20+pipeline+sparse', 'synchronisation method with its arguments and '
-                  'options; docs/methods.md describes them all', live=True)
+                  'options; docs/howto/method.md describes them all', live=True)
     codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, ternary:P with the '
                              'share P of the elements that is sent, e3m0, sparseloco, or a '
                              'class, package.module:Class')
@@ -187,7 +187,7 @@ class SecurityConfig(AccessConfig):
 
 
 class UpstreamConfig(ReachConfig):
-    """The parent fleet, in which this fleet's server is a robot (docs/scale.md)."""
+    """The parent fleet, in which this fleet's server is a robot (docs/results/scale.md)."""
 
     robot: str = _('', 'name of this fleet among the robots of its parent fleet; empty: no parent '
                        'fleet', empty=True,

@@ -34,7 +34,7 @@ from .option_types import seconds
 GOOD, NOTE, WARN, BAD = 'ok', 'note', 'warning', 'problem'
 COLORS = {GOOD: 'green', NOTE: 'cyan', WARN: 'yellow', BAD: 'red'}
 
-BUFFER = 10_000_000   # receive buffer in bytes that the DDS profile in docs/network.md requests
+BUFFER = 10_000_000   # bytes of the receive buffer that docs/howto/network.md requests
 CLOCK = 0.5           # largest allowed difference, in seconds, between the clocks of two machines
 ROOM = 1_000_000_000  # free space on the disk, in bytes, that a run and its checkpoints may need
 _UP, _MULTICAST = 0x1, 0x1000

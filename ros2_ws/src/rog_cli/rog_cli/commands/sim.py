@@ -26,7 +26,7 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     parser = verbs.add_parser('sim', help='run a fleet in virtual time: an hour in a minute')
     add_fleet_options(parser)
     parser.add_argument('--sync', metavar='S', help='synchronisation method, for example rsp:4; '
-                        'docs/methods.md describes them all')
+                        'docs/howto/method.md describes them all')
     parser.add_argument('--out', type=place, metavar='DIR',
                         help='directory for the results (default: runs/sim-...)')
     add_trackers(parser)

@@ -10,7 +10,7 @@ All formats are little endian. In every format except raw, a segment begins with
 more scales (`Codec.scales`) as bfloat16, the upper half of a float32.
 
 A new codec is a subclass of `Codec`. It is either a new file of this package, listed in
-`rog_core.codecs`, or a part of another package; docs/own_codec.md has an example.
+`rog_core.codecs`, or a part of another package; docs/howto/codec.md has an example.
 """
 
 from __future__ import annotations

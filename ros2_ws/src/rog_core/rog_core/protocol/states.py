@@ -3,7 +3,7 @@
 Every change of state of a worker, of a member at the server, and of a transfer goes through
 `Table.after`. An event is an error if the table does not list it for the present state. If the peer
 can cause the event, the peer is at fault. Otherwise the program that called the machine is at
-fault. `docs/protocol.md` shows the same tables; a test compares them.
+fault. `docs/inside/protocol.md` shows the same tables; a test compares them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Table:
                     f"{', '.join(self.rows[state]) or 'nothing any more'}")
 
     def markdown(self) -> str:
-        """Return the table as `docs/protocol.md` shows it: a row per state, a column per event."""
+        """Return the table of `docs/inside/protocol.md`: a row per state, a column per event."""
         lines = [f'| {self.who} | {" | ".join(self.events)} |',
                  '|---' * (len(self.events) + 1) + '|']
         for state, row in self.rows.items():

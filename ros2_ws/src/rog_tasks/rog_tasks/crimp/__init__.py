@@ -1,4 +1,4 @@
-"""CRIMP: robots map one place together while each robot finds its own pose; see `docs/crimp.md`."""
+"""CRIMP: robots map one place together while each finds its pose; see `docs/howto/crimp.md`."""
 
 from rog_tasks.crimp.task import Crimp
 

@@ -1,6 +1,6 @@
 """Labelled images of real robots: a live topic, a recording, a folder or an archive.
 
-`docs/data.md` says how a task names its source. Nothing here uses ROS: a source reads a
+`docs/howto/data.md` says how a task names its source. Nothing here uses ROS: a source reads a
 file, or receives messages. A message can be any object that has the fields of the ROS
 message.
 """

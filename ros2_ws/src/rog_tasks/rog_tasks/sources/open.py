@@ -25,8 +25,8 @@ def open_source(images: str, labels: str = '', *, classes: Sequence[str], size: 
 
     :param images: ``topic:NAME``, ``bag:PATH?topic=NAME`` or ``folder:PATH``.
     :param labels: ``folder``, ``topic:NAME``, ``teacher:MODEL?weights=PATH`` or ``self``; for
-        images in folders, ``folder`` is the default. ``docs/data.md`` lists all options of images
-        and labels.
+        images in folders, ``folder`` is the default. ``docs/howto/data.md`` lists all options of
+        images and labels.
     :param classes: names of the classes, in the order of their numbers.
     :param size, channels: images are scaled to (channels, size, size). 3 channels mean colour, 1
         channel means grey.
