@@ -6,7 +6,7 @@ package_name = 'rog_bringup'
 
 setup(
     name=package_name,
-    version='0.2.0',
+    version='0.5.0',
     packages=[package_name],
     package_data={package_name: ['fleets/*.yaml']},
     data_files=[

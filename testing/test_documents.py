@@ -271,6 +271,7 @@ NOT_RUN = {
     'pip install cupy-cuda12x': 'for a machine with a GPU',
     'dask ': "rog_sim's tests start a scheduler and a worker",
     'rog study coding --cluster': "rog_sim's tests run on a cluster",
+    'python tools/release.py 0.6.0': 'testing/test_package.py makes a release of copies',
     'python tools/settings.py': 'a test below compares what it prints with the page',
     'export ROS_SECURITY_ENABLE': ROS,
     'rog plot statuses': "rog_cli's tests write such a recording",

@@ -1,5 +1,6 @@
-"""The wheels of the suite and of its messages: pyproject.toml, tools/wheels.py."""
+"""The wheels of the suite and of its messages, and releases: tools/wheels.py, tools/release.py."""
 
+import datetime
 import os
 import re
 import subprocess
@@ -17,6 +18,9 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / 'tools'))
+import release  # noqa: E402
+
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 # The packages in the wheel. studies/ is not in it, because users run studies in a checkout of the
 # repository.
@@ -106,10 +110,50 @@ def test_every_manifest_names_its_license_file_and_the_same_people_and_place():
 
 
 def test_all_packages_have_one_version():
-    versions = {ElementTree.parse(path).findtext('version') for place in [*PLACES, ROOT / 'studies']
-                for path in [place / 'package.xml'] if path.exists()}
-    versions |= {re.search(r"version='(.*?)'", path.read_text())[1] for path in [
-        *ROOT.glob('ros2_ws/src/*/setup.py'), *ROOT.glob('*/setup.py')]}
-    newest = re.search(r'^## ([\d.]+) \(\d{4}-\d\d-\d\d\)$', (ROOT / 'CHANGELOG.md').read_text(),
-                       re.M)
-    assert versions | {newest[1]} == {PROJECT['version']}
+    newest = release.RELEASE.search((ROOT / 'CHANGELOG.md').read_text())
+    assert {*release.versioned(ROOT).values(), newest[1]} == {PROJECT['version']}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return a folder with copies of the files that a release changes."""
+    for path in [*release.versioned(ROOT), ROOT / 'CHANGELOG.md']:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    log = tmp_path / 'CHANGELOG.md'
+    before, heading, after = log.read_text().partition(release.UNRELEASED)
+    released = after[release.RELEASE.search(after).start():]
+    log.write_text(f'{before}{heading}\n### Added\n\n- Legs.\n\n{released}')
+    return tmp_path
+
+
+DAY = datetime.date(2099, 12, 24)
+
+
+def test_a_release_changes_all_versions_and_takes_what_was_unreleased(checkout):
+    places = release.versioned(checkout)
+    assert len(places) == len(release.versioned(ROOT)) > 40
+    others = {path: path.read_text().replace(PROJECT['version'], '') for path in places}
+    release.release(checkout, '99.1.0', DAY)
+    assert set(release.versioned(checkout).values()) == {'99.1.0'}
+    assert all(path.read_text().replace('99.1.0', '') == text for path, text in others.items())
+    assert ('## Unreleased\n\n## 99.1.0 - 2099-12-24\n\n### Added\n\n- Legs.\n\n## '
+            in (checkout / 'CHANGELOG.md').read_text())
+
+
+@pytest.mark.parametrize('version, date, reason', [
+    (PROJECT['version'], DAY, 'must be newer than'), ('0.0.9', DAY, 'must be newer than'),
+    ('99.1', DAY, 'three numbers'), ('v99.1.0', DAY, 'three numbers'),
+    ('99.1.0', datetime.date(2026, 11, 1), 'must not be older than')])
+def test_a_release_that_cannot_be_made_changes_nothing(checkout, version, date, reason):
+    files = {path: path.read_text() for path in checkout.rglob('*.*') if path.is_file()}
+    with pytest.raises(release.ReleaseError, match=reason):
+        release.release(checkout, version, date)
+    assert all(path.read_text() == text for path, text in files.items())
+
+
+def test_a_release_without_changes_is_refused(checkout):
+    release.release(checkout, '99.1.0', DAY)
+    with pytest.raises(release.ReleaseError, match='nothing is unreleased'):
+        release.release(checkout, '99.2.0', DAY)

@@ -4,7 +4,7 @@ package_name = 'fleet_policy'
 
 setup(
     name=package_name,
-    version='0.2.0',
+    version='0.5.0',
     packages=find_packages(exclude=['test']),
     data_files=[
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),

@@ -4,7 +4,7 @@ package_name = 'rog_core'
 
 setup(
     name=package_name,
-    version='0.2.0',
+    version='0.5.0',
     packages=find_packages(exclude=['test']),
     package_data={'rog_core.cuda': ['*.cu', '*.cuh']},
     data_files=[
