@@ -28,10 +28,10 @@ PLACES = [*ROOT.glob('ros2_ws/src/*'), ROOT / 'launch']
 USE = '''
 import sys
 import rclpy, fleet_msgs.msg, rog_msgs.msg, lopinfer_msgs.srv, rrto_msgs.msg, std_srvs.srv
+from fleet_env.command import version
 from lopinfer_node.cli.main import make_parser as lopinfer
 from rclpy.serialization import serialize_message
 from rog_cli.main import main
-from rog_ros.servers import this_version
 from rrto_bridge.cli.main import make_parser as rrto
 for message in (rog_msgs.msg.RowChunk(iteration=3), lopinfer_msgs.srv.Open.Request(),
                 fleet_msgs.msg.Frame(), rrto_msgs.msg.ServerStatus()):
@@ -41,7 +41,7 @@ code = main(['sim', 'outdoor', '--minutes', '0.2', '--out', 'out', '--set',
 ours = [m.__file__ for name, m in sys.modules.items() if '.' not in name and getattr(
     m, '__file__', None) and name.startswith(('rog_', 'fleet_', 'lopinfer_', 'rrto_'))]
 assert len(ours) > 12 and all(f.startswith(sys.prefix) for f in ours), ours
-assert this_version() == sys.argv[1]
+assert version() == sys.argv[1]
 sys.exit(code)
 '''
 

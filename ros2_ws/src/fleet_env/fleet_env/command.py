@@ -8,23 +8,25 @@ import re
 import resource
 import signal
 import sys
+from functools import cache
 from importlib.metadata import distributions
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import SettingError, did_you_mean
 
 # Distributions that can contain this package: the first in a ROS workspace, the second if the suite
-# is installed from a wheel.
+# is installed from a wheel. If both are, the code is that of the earlier one on sys.path.
 PROVIDERS = ('fleet_env', 'rog_suite')
 DESCRIPTORS = 15  # with fewer file descriptors no node of ROS 2 starts (measured; Fast DDS 2.14)
 _CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)")
 
 
+@cache
 def version() -> str:
     """Return the version of this software."""
-    found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
+    found = next((one for place in sys.path for name in PROVIDERS
+                  for one in distributions(name=name, path=[place])), None)
     return 'unknown' if found is None else found.version
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_env.command import version
 from fleet_ros.ending import LAST_WORDS
 from rclpy.duration import Duration
 from rclpy.node import Node
@@ -20,7 +21,7 @@ from rog_core.server.server import Server
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.heartbeat import is_due
-from rog_ros.servers import this_process, this_version
+from rog_ros.servers import this_process
 from rog_ros.signature import Signature, process_of
 
 from .directory import Claim
@@ -109,7 +110,7 @@ class Reports:
         message = FleetStatus(
             incarnation=process_of(machine.incarnation), count=self.count,
             run=self._claim.run, start=self._claim.start,
-            host=this_process(), version=this_version(), sync=str(machine.method),
+            host=this_process(), version=version(), sync=str(machine.method),
             model=machine.partition.digest,
             state='stopped' if done else 'stopping' if machine.stopping else
             PAUSED if machine.paused else 'training',

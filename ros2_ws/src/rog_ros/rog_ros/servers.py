@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import os
 import platform
-from importlib.metadata import distributions
-from itertools import chain
 from typing import Any
 
 from rog_core.errors import shown
 
 from .signature import Signature
 
-# Distributions that can contain this package: the first in a workspace, the second from a wheel.
-PROVIDERS = ('rog_ros', 'rog_suite')
 AT_ONCE = 2   # two servers began together if their status counts differ by at most this number
 YOUNG = 10.0  # seconds after its start in which a server can still end in favour of another one
 FRESH = 30.0  # maximum seconds between the time stamp of an authenticated status and our clock
@@ -24,12 +20,6 @@ NAMED = 80    # maximum characters that a message shows of the name of a machine
 def this_process() -> str:
     """Return the text that names this machine and this process in statuses."""
     return f'{platform.node()}, process {os.getpid()}'
-
-
-def this_version() -> str:
-    """Return the version of this software for statuses."""
-    found = next(chain.from_iterable(distributions(name=name) for name in PROVIDERS), None)
-    return 'unknown' if found is None else found.version
 
 
 def is_there(status: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_env.command import version
 from fleet_ros.ending import LAST_WORDS
 from fleet_ros.sealing import seal
 from rclpy.duration import Duration
@@ -25,7 +26,7 @@ from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
 from rog_ros.heartbeat import is_due, is_silent
-from rog_ros.servers import this_process, this_version
+from rog_ros.servers import this_process
 from rog_ros.signature import process_of
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Reports:
         self._count += 1
         evaluated_at, accuracy = node.evaluation
         message = TrainingStatus(robot=node.robot, incarnation=process_of(node.incarnation),
-                                 count=self._count, host=this_process(), version=this_version(),
+                                 count=self._count, host=this_process(), version=version(),
                                  state=state or REGISTERING, loss=node.loss,
                                  accuracy=accuracy, evaluated_at=evaluated_at,
                                  link_rate=node.link.rate(now), power=node.meter.power(now),

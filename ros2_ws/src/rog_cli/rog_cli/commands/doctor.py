@@ -19,13 +19,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fleet_env.command import version
 from fleet_env.settings.fleet import FleetConfig, ReachConfig
 from fleet_env.settings.fleet_file import load_fleet
 from fleet_ros.dds_profiles import is_loopback
 from fleet_ros.environment import FASTDDS_FILES, dds_environment, domain_of, where_traffic_goes
 from fleet_ros.network_options import add_network_options, chosen_network
 from rog_bringup import FLEETS
-from rog_ros.servers import is_there, this_version
+from rog_ros.servers import is_there
 
 from .option_types import seconds
 
@@ -119,7 +120,7 @@ def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> 
     yield domain(network, os.environ)
     if there and seconds > 0:
         os.environ.update(dds_environment(network))
-        yield from judged(listen(network, seconds), fleet, this_version())
+        yield from judged(listen(network, seconds), fleet, version())
     yield gpu(fleet)
     yield torchvision()
     if Path('/etc/nv_tegra_release').exists():
