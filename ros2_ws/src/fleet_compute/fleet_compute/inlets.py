@@ -49,8 +49,10 @@ FASTEST = 4e8         # to compare the codecs would take longer
 # Planes have a table each if there are at most so many, and so many elements in each.
 MOST_PLANES, LEAST_PLANE = 64, 1024
 SAMPLED = 1 / 8       # share of the elements by which codecs are compared, and
-SAMPLE = 16 << 10     # least bytes of it
-AGAIN = 32            # transfers of an inlet after which its codecs are compared again
+SAMPLE = 16 << 10     # least bytes of it, in
+RANGES = 7            # places of the tensor
+AGAIN = 32            # transfers of an inlet after which its codecs are compared again, if
+TAX = 0.01            # comparing takes at most this share of the time on the link
 # seconds that decoding takes for each second of encoding, about, by codec
 DECODING = {TABLE: 0.75, PICTURE: 2.5, SPARSE: 1.0, PLANES: 1.0}
 MOST = 256            # inlets of a link; those that were not used for longest are forgotten
@@ -78,7 +80,7 @@ class CodecError(ValueError):
 
 
 class OtherPixels(CodecError):
-    """A file must be decoded to the pixels with which the robot computes."""
+    """A file must be decoded, and to the pixels with which the robot computes."""
 
 
 class Layout(NamedTuple):
@@ -139,7 +141,7 @@ def decode(data: Buffer, nbytes: int, base: Base = lambda number: None
     ``base``: returns the picture of a number that a `CHANGE` is of; None: it is not here.
 
     :raises CodecError: the data is damaged, or of another number of bytes; little memory is used.
-    :raises OtherPixels: it is the file of a picture that the other side decodes differently.
+    :raises OtherPixels: it is the file of a picture that is decoded differently here, or not.
     """
     view = memoryview(data).cast('B')
     if len(view) < _HEADER.size:
@@ -161,8 +163,7 @@ def decode(data: Buffer, nbytes: int, base: Base = lambda number: None
             _DECODE[codec](reader, item, count, layout)
     except OtherPixels:
         raise
-    except (struct.error, ValueError, IndexError, OverflowError, zstd.ZstdError,
-            PictureError) as error:
+    except (struct.error, ValueError, IndexError, OverflowError, zstd.ZstdError) as error:
         raise CodecError(f'encoded elements are damaged: {error}') from None
     return found.view(np.uint8).reshape(-1)
 
@@ -412,7 +413,11 @@ def _decode_file(reader: _Reader, item: int, count: int, layout: Layout) -> NDAr
         raise CodecError(f'a file must be of one picture of bytes, got {layout} of {item} bytes')
     from .pictures import pixels_of  # here, as most of those that send tensors send no pictures
     checksum, = reader.number(_COUNT)
-    pixels = pixels_of(reader.rest(), shape)
+    try:
+        pixels = pixels_of(reader.rest(), shape)
+    except PictureError as error:   # with the robot's library and settings it can
+        raise OtherPixels(f'a file that the robot decodes must be decoded here, too; until then it '
+                          f'sends pixels: {error}') from None
     pixels = np.ascontiguousarray(pixels.transpose(1, 2, 0) if layout.mixed else pixels)
     if zlib.crc32(pixels.data) != checksum:
         raise OtherPixels('the pixels differ from those of the robot, as with another version of '
@@ -462,10 +467,16 @@ class Frames:
 # -- rounded ---------------------------------------------------------------------------------------
 
 def _rounded(elements: NDArray[np.uint32]) -> NDArray[np.uint16]:
-    """Return the bfloat16 that are nearest to float32, both as integers; of two, the even one."""
+    """Return the bfloat16 that are nearest to float32, both as integers; of two, the even one.
+
+    A finite number stays finite: models mark what they ignore by the lowest float32.
+    """
     up = elements + (np.uint32(0x7FFF) + ((elements >> np.uint32(16)) & np.uint32(1)))
-    nan = (elements & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    up[nan] = elements[nan] | np.uint32(0x400000)       # stays NaN, whatever its payload is
+    largest = np.flatnonzero((elements & np.uint32(0x7FFFFFFF)) >= np.uint32(0x7F7F0000))
+    if largest.size:    # not rounded up; NaN stays NaN, whatever its payload is
+        those = elements[largest]
+        nan = (those & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        up[largest] = np.where(nan, those | np.uint32(0x400000), those)
     return (up >> np.uint32(16)).astype(np.uint16)
 
 
@@ -492,75 +503,107 @@ class Inlet:
     """Chooses the codec of one tensor that crosses a link again and again.
 
     Codecs are compared on a part of the elements: by the seconds that encoding, the bytes on the
-    link, and decoding take, as measured for this tensor.
+    link, and decoding take, as measured for this tensor. If the whole then differs from its part,
+    it counts as long as the part stays alike. Comparing takes at most `TAX` of the time that the
+    tensor takes on the link.
 
-    ``ratio``: bytes sent for each byte of elements, of the last transfer. ``expected``: the same by
-    the last comparison. ``codec``: the codec by the last comparison; 0: none.
+    ``ratio``: bytes sent for each byte of elements, of the last transfer. ``expected``: the same
+    that is expected of the next one. ``codec``: the codec that is used; 0: none.
     """
 
     def __init__(self) -> None:
         self.ratio = 1.0
         self.codec, self.expected = 0, 1.0
-        self._uses, self._rate = 0, 1.0
+        # whether codecs have been compared, and with the elements that are encoded next
+        self._compared = self._fresh = False
+        self._left, self._rate = 0, 1.0     # transfers until the next comparison, rate at the last
+        # seconds of comparisons, and of encoding in vain, that transfers have not made up for yet
+        self._owed = 0.0
         self._seconds: dict[int, float] = {}    # that a codec takes for each byte of elements
+        # bytes for each byte by codec, infinite if it cannot: as expected, of the part, and of a
+        # part and the whole that it belonged to
+        self._ratios: dict[int, float] = {}
+        self._parts: dict[int, float] = {}
+        self._whole: dict[int, tuple[float, float]] = {}
 
     def expects(self, elements: NDArray[Any], layout: Layout, rate: float) -> float:
-        """Return the seconds for each byte of elements until it is decoded, by the last comparison.
+        """Return the seconds for each byte of elements until it is decoded, as expected.
 
         Codecs are compared now if the last comparison is old.
         """
-        if self._uses % AGAIN == 0 or rate > 2 * self._rate or rate < self._rate / 2:
-            self.choose(elements, layout, rate)
-        self._uses += 1
-        return self._lasts(self.codec, self.expected, rate) if self.codec else 1 / rate
+        self._owed = max(0.0, self._owed - TAX * elements.nbytes / rate)
+        old = self._left <= 0 or rate > 2 * self._rate or rate < self._rate / 2
+        self._fresh = False
+        if not self._compared or (old and not self._owed):
+            self.compare(elements, layout, rate)
+        self._left -= 1
+        return self._choose(rate)
 
     def encoded(self, elements: NDArray[Any], layout: Layout, rate: float) -> Buffer:
         """Return the elements, (n,) unsigned integers, as they are sent at ``rate`` bytes/s.
 
         By the codec of the last `expects`.
         """
-        raw = _raw(elements)
+        codec, raw = self.codec, _raw(elements)
         self.ratio = 1.0
-        if not self.codec:
+        if not codec:
             return raw
         began = time.thread_time()
-        data = encode(self.codec, elements, layout)
+        data = encode(codec, elements, layout)
         took = (time.thread_time() - began) / elements.nbytes
-        former = self._seconds[self.codec]  # a machine that was busy for a moment counts little
-        self._seconds[self.codec] += (min(took, 2 * former) - former) / 4
+        # a machine that was busy for a moment counts little; it was busy for all codecs
+        times = 0.75 + 0.25 * min(2.0, took / max(self._seconds[codec], 1e-15))
+        self._seconds = {other: times * seconds for other, seconds in self._seconds.items()}
+        ratio = math.inf if data is None else len(data) / elements.nbytes
+        if self._fresh:     # of what has been compared: what the parts said did not hold
+            self._whole[codec] = self._parts[codec], ratio
+        elif not 0.7 * self.expected < ratio < 1.4 * self.expected:
+            self._left = 0      # the tensor is not what it was
+        if self._fresh or data is not None:
+            self._ratios[codec] = ratio
+        self._fresh = False
         if data is None:
-            self._uses = 0      # the tensor is not what it was: compare again at the next transfer
+            self._owed += took * elements.nbytes
             return raw
-        self.ratio = len(data) / elements.nbytes
-        if not 0.7 * self.expected < self.ratio < 1.4 * self.expected:
-            self._uses = 0
-        elif self._lasts(self.codec, self.ratio, rate) > WORTH / rate:
-            self.codec = 0      # until codecs are compared again
+        self.ratio = ratio
+        self._owed += max(0.0, self._lasts(codec, rate) - 1 / rate) * elements.nbytes
         return data
 
-    def _lasts(self, codec: int, ratio: float, rate: float) -> float:
+    def _lasts(self, codec: int, rate: float) -> float:
         """Return the seconds for each byte of elements until it is decoded."""
-        return self._seconds[codec] * (1 + DECODING[codec]) + ratio / rate
+        return self._seconds[codec] * (1 + DECODING[codec]) + self._ratios[codec] / rate
 
-    def choose(self, elements: NDArray[Any], layout: Layout, rate: float) -> None:
+    def compare(self, elements: NDArray[Any], layout: Layout, rate: float) -> None:
         """Compare the codecs on a part of the elements, for a link of ``rate`` bytes/s."""
         part, own = _sample(elements, layout)
-        self._rate, self.codec, self.expected, best = rate, 0, 1.0, WORTH / rate
+        self._compared = self._fresh = True
+        self._left, self._rate, ratios = AGAIN, rate, {}
         for codec in NAMES:
             if codec not in _called:    # the first call of a process takes many times as long
                 _called.add(codec)
                 encode(codec, part, own)
             began = time.thread_time()
             data = encode(codec, part, own)
-            if data is None:
-                continue
             took = (time.thread_time() - began) / part.nbytes
             # neither takes less than it must: the machine may have been busy, the part is small
-            self._seconds[codec] = min(took, self._seconds.get(codec, took))
-            ratio = len(data) / part.nbytes
-            seconds = self._lasts(codec, ratio, rate)
+            took = min(took, self._seconds.get(codec, took))
+            self._owed += took * part.nbytes
+            if data is not None:
+                self._seconds[codec] = took
+                self._parts[codec] = of_part = len(data) / part.nbytes
+                before, whole = self._whole.get(codec, (0.0, 0.0))
+                ratios[codec] = whole if 0.7 * before < of_part < 1.4 * before else of_part
+        self._ratios = ratios
+        self._choose(rate)
+
+    def _choose(self, rate: float) -> float:
+        """Choose by what was measured; return what `expects` returns."""
+        self.codec, self.expected, best = 0, 1.0, WORTH / rate
+        for codec, ratio in self._ratios.items():
+            seconds = self._lasts(codec, rate)
             if seconds < best:
-                self.codec, best, self.expected = codec, seconds, ratio
+                self.codec, self.expected, best = codec, ratio, seconds
+        return best if self.codec else 1 / rate
 
 
 class Inlets:
@@ -633,20 +676,29 @@ def _raw(elements: NDArray[Any]) -> memoryview:
 
 
 def _sample(elements: NDArray[Any], layout: Layout) -> tuple[NDArray[Any], Layout]:
-    """Return about `SAMPLED` of the elements, from the middle, and their layout."""
+    """Return about `SAMPLED` of the elements, from all over the tensor, and their layout."""
     wanted = max(SAMPLED, SAMPLE / elements.nbytes)
     if wanted >= 1 or not _fits(elements, layout):
         return elements, layout
     rows = elements.reshape(-1, layout.width * layout.colours) if layout.mixed else \
         elements.reshape(layout.planes, -1, layout.width)
     if rows.ndim == 3 and rows.shape[1] < 8:    # many planes of few rows
-        number = math.ceil(len(rows) * wanted / layout.colours) * layout.colours
-        begin = (len(rows) - number) // 2 // layout.colours * layout.colours
-        return rows[begin:begin + number].reshape(-1), layout._replace(planes=number)
-    count = rows.shape[-2]
-    number = max(1, math.ceil(count * wanted))
-    begin = (count - number) // 2
-    return np.ascontiguousarray(rows[..., begin:begin + number, :]).reshape(-1), layout
+        pictures = rows[:len(rows) // layout.colours * layout.colours].reshape(
+            -1, layout.colours, *rows.shape[1:])
+        part = pictures[_spread(len(pictures), wanted)]
+        return part.reshape(-1), layout._replace(planes=part.shape[0] * layout.colours)
+    return rows[..., _spread(rows.shape[-2], wanted), :].reshape(-1), layout
+
+
+def _spread(count: int, share: float) -> NDArray[np.intp]:
+    """Return ``share`` of the numbers below ``count``, in order, as some ranges of equal distance.
+
+    The middle of a picture, say, often differs from its edges.
+    """
+    number = min(count, math.ceil(count * share))
+    found = [np.arange(number * k // RANGES, number * (k + 1) // RANGES)
+             + (count - number) * (2 * k + 1) // (2 * RANGES) for k in range(RANGES)]
+    return np.concatenate(found)
 
 
 def shortened(data: Buffer) -> Buffer:
@@ -668,7 +720,7 @@ def share(elements: NDArray[Any], layout: Layout, rate: float, file: File | None
     """Return the bytes that would be sent for each byte of these elements, by a part of them."""
     inlet = Inlet()
     if elements.nbytes >= LEAST:
-        inlet.choose(elements, layout, rate)
+        inlet.compare(elements, layout, rate)
     shares = [inlet.expected]
     if file is not None and (data := _of_file(file, elements, layout)) is not None:
         shares.append(len(data) / elements.nbytes)

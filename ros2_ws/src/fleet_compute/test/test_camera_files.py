@@ -19,7 +19,7 @@ from fleet_compute.pictures import file_of, same, tensor_of, typical
 from fleet_env.pictures import Picture
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 RATE = 1e6
 
@@ -93,6 +93,17 @@ def test_other_pixels_are_noticed(monkeypatch):
     changed[0, 0, 0, 0] ^= 1        # numpy's changes are not counted
     data, elements = sent(tensor)
     with pytest.raises(OtherPixels):
+        decode(data, len(elements))
+
+
+def test_a_file_that_only_the_robot_decodes_is_noticed(monkeypatch):
+    """Else each request of this camera would fail; many programs set this variable of Pillow."""
+    whole = file(64, 80).data
+    monkeypatch.setattr(ImageFile, 'LOAD_TRUNCATED_IMAGES', True)
+    data, elements = sent(tensor_of(Picture('a picture', whole[:-2])))
+    monkeypatch.undo()
+    assert data[0] == FILE
+    with pytest.raises(OtherPixels, match='must be decoded here, too.*truncated'):
         decode(data, len(elements))
 
 

@@ -5,6 +5,7 @@ states is checked before anything is allocated or decoded.
 """
 
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ from fleet_env.errors import PictureError
 LARGEST = 64 * 2**20
 """Largest number of bytes of an encoded image, and of pixels of a decoded image."""
 
+MOST_SCANS = 100
+"""Largest number of scans of a JPEG; usual are 1 to 20. Each takes as long as any other, and may
+have only some bytes."""
+
 FORMATS = ('JPEG', 'PNG')
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
@@ -30,6 +35,8 @@ _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
             6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}
 _ORIENTATION = 0x0112
+# a marker of a JPEG that has a length: none of those within a scan
+_MARKER = re.compile(rb'\xff([^\x00\x01\xff\xd0-\xd8])')
 _SIDEWAYS = (5, 6, 7, 8)   # orientations whose operation swaps rows and columns
 
 # Maps each encoding of sensor_msgs/Image to the channels of a pixel in memory, and the bytes of a
@@ -173,10 +180,22 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
 def _opened(picture: Picture, most: int = LARGEST) -> Image.Image:
     if picture.raw:
         return Image.fromarray(_unpacked(picture.raw, picture.data))
-    image = Image.open(io.BytesIO(picture.data), formats=FORMATS)
+    file = io.BytesIO(picture.data)
+    image = Image.open(file, formats=FORMATS)
     if image.width * image.height > most:
         raise ValueError(f'{image.width} x {image.height} pixels; at most {most} are accepted')
+    if image.format != 'PNG' and _scans(file.getbuffer()) > MOST_SCANS:
+        raise ValueError(f'a JPEG with more than {MOST_SCANS} scans')
     return image
+
+
+def _scans(data: memoryview) -> int:
+    """Return the number of scans of a JPEG until its end, or at least `MOST_SCANS` + 1."""
+    at, scans = 2, 0
+    while scans <= MOST_SCANS and (found := _MARKER.search(data, at)) and found[1] != b'\xd9':
+        scans += found[1] == b'\xda'
+        at = found.end() + int.from_bytes(data[found.end():found.end() + 2])
+    return scans
 
 
 def _unpacked(raw: Raw, data: Any) -> NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from fleet_env.errors import PictureError
 from fleet_env.pictures import (
     ENCODINGS,
     LARGEST,
+    MOST_SCANS,
     Picture,
     decode,
     decode_depth,
@@ -85,6 +86,25 @@ def bitmap():
 def test_damaged_files_bombs_and_other_formats_are_named(data):
     with pytest.raises(PictureError, match='^/camera: cannot be decoded'):
         decode(from_message(compressed(data), '/camera'), (8, 8), 3)
+
+
+def scans(count, between=b''):
+    """Return a JPEG of several scans that show nothing new, and other bytes before its end."""
+    out = io.BytesIO()
+    Image.new('L', (256, 256), 128).save(out, 'JPEG', progressive=True, quality=1)
+    parts = out.getvalue().split(b'\xff\xda')
+    last = b'\xff\xda' + parts[-1].removesuffix(b'\xff\xd9')
+    return out.getvalue()[:-2] + between + last * (count - len(parts) + 1) + b'\xff\xd9'
+
+
+def test_a_few_bytes_do_not_take_long_by_many_scans():
+    comment = b'\xff\xfe\xff\xff' + b'\xff\xda' * 32766 + b'\0'
+    for data in (scans(MOST_SCANS), scans(20, comment) + b'\xff\xda' * 200):
+        assert decode(Picture('x', data), None, 1).shape == (1, 256, 256)
+    hidden = b'\xff\x01\xff\xff'      # not a length: that marker has none
+    for between in (b'', comment, hidden, b'\xff' * 9, b'\xff\0'):
+        with pytest.raises(PictureError, match='more than 100 scans'):
+            decode(Picture('x', scans(MOST_SCANS + 1, between)), None, 1)
 
 
 def saved(rgb, mode, form='PNG', **options):

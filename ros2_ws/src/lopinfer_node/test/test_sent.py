@@ -1,26 +1,28 @@
 """Tests of what the robot sends instead of its tensors: the files of pictures, rounded numbers."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from fleet_compute import pictures
-from fleet_compute.inlets import CHANGE, FILE, Frames, Inlets
+from fleet_compute.inlets import CHANGE, FILE, CodecError, Frames, Inlets, layout_of
 from fleet_compute.pictures import tensor_of, typical
 from fleet_env.pictures import Picture
 from lopinfer_node.errors import RemoteError
 from lopinfer_node.model.pictures import MEAN, STD, OfImages
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
-from lopinfer_node.runtime.client import ClientMachine, Settings
+from lopinfer_node.runtime import execution
+from lopinfer_node.runtime.client import OPEN, OPENING, ClientMachine, Settings
 from lopinfer_node.runtime.execution import Execution
 from lopinfer_node.runtime.measure import encoded_shares
 from lopinfer_node.runtime.outbox import Outbox, Route
 from lopinfer_node.runtime.program import Program
-from lopinfer_node.runtime.wire import MAX_PIECE, OK, PIXELS
+from lopinfer_node.runtime.wire import MAX_PIECE, OK, PIXELS, PROBE, Piece
 from PIL import Image
-from test_client import answer, opened
+from test_client import REPLY, answer, opened
 from test_server_machine import compute, pieces_of, serving
 
 
@@ -99,6 +101,57 @@ def test_the_robot_hears_that_its_files_are_of_no_use():
     assert machine.inlets.files
     answer(machine, machine.on_time(machine.deadline), machine.deadline, status=PIXELS)
     assert not machine.inlets.files
+
+
+def test_a_robot_that_asks_whether_the_server_is_there_hears_it_too():
+    """Else the first request after a fallback would be lost, too."""
+    server = serving('robot1')
+    server._sessions['robot1'].pixels = True
+    probe = Piece(5, 0, 0, 0, PROBE, 0, 1, 0, 0.0, bytes(9), size=9).sealed()
+    assert server.on_piece('robot1', probe, 1.0)[0].message.status == PIXELS
+    machine = opened()
+    machine._check(5.0, 'late')
+    answer(machine, machine.on_time(machine.deadline), machine.deadline, status=PIXELS)
+    assert machine.state == OPEN and not machine.inlets.files
+
+
+def test_a_new_session_gets_no_changes_of_pictures_that_the_former_one_had():
+    machine = opened()
+    machine.inlets._rate = lambda: 1e6
+    elements, layout = typical(48, 64).numpy().reshape(-1), layout_of((1, 3, 48, 64))
+    machine.inlets.encoded('x', elements, layout)
+    machine.inlets.note(1)
+    machine._enter(OPENING, 'the server does not know this client')
+    machine.on_open(replace(REPLY, incarnation=8), 9.0)
+    assert machine.inlets.encoded('x', elements, layout)[0] != CHANGE
+
+
+@pytest.mark.parametrize('error', [CodecError('damaged'), MemoryError()])
+def test_after_a_transfer_that_could_not_be_delivered_nothing_is_computed(monkeypatch, error):
+    """The mean of the rows that are here would look like a result."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.AdaptiveAvgPool2d(1)).eval()
+    traced, x = trace(model, torch.zeros(1, 3, 32, 32)), torch.rand(1, 3, 32, 32)
+    cuts = np.array([0 if node.is_global else 16 for node in traced.graph.nodes])
+    plan = Plan.of_cuts(traced.graph, cuts, cuts)
+    robot, server = (Execution(side, Route(1, 2, 0), program.steps, plan.transfers,
+                               program.start([x] if side == DEVICE else None), Inlets(lambda: 1e6))
+                     for side in (DEVICE, SERVER) for program in (Program(traced, plan, side),))
+
+    def fails(*_):
+        raise error
+    (of_input, rows), *(of_conv,) = sent(robot)
+    assert deliver(server, of_input, rows)
+    server.deliver()
+    transfer, data = of_conv
+    size = plan.transfers[transfer].bytes
+    monkeypatch.setattr(execution, 'decode', fails)
+    assert deliver(server, transfer, bytes(data)[:size - 1])
+    for call in (server.deliver, server.deliver, lambda: sent(server)):
+        with pytest.raises((RemoteError, MemoryError)):
+            call()
+    with pytest.raises(RemoteError, match='must have been computed or delivered'):
+        for at in range(len(server._steps)):
+            server.run.compute(at)
 
 
 def test_plans_count_the_bytes_of_the_file():

@@ -217,6 +217,7 @@ class ClientMachine:
             self._server = reply.incarnation
             self._arrivals = Arrivals()
             self.inlets.files = True
+            self.inlets.note(0)     # what former sessions had is not there
         if reply.planned and self.table.plans:
             self._check(now, 'no answer yet')
             return self.on_time(now)
@@ -490,7 +491,7 @@ class ClientMachine:
                 self._enter(PLANNING, 'the server does not have the plans')
             self._again = self._limit = now
             return self.on_time(now)
-        if ack.status == OK and self.state == CHECKING and self.outbox.link.known \
+        if ack.status in (OK, PIXELS) and self.state == CHECKING and self.outbox.link.known \
                 and expanded(ack.packet, self._checking) >= self._checking:
             self._enter(OPEN, '')
             self._again = now + self.settings.probe_period

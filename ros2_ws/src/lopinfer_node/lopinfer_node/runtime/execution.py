@@ -113,6 +113,7 @@ class Execution:
         self._sizes = {t.index: t.bytes for t in transfers if t.source != side}
         self._inbox = Inbox(self._sizes)
         self._arrived: deque[tuple[int, Buffer]] = deque()      # complete, but not yet delivered
+        self._flaw: Exception | None = None     # why a transfer could not be delivered
 
     def take(self, piece: Piece) -> bool:
         """Store a received piece; return whether it completes a transfer.
@@ -135,23 +136,32 @@ class Execution:
     def deliver(self) -> None:
         """Decode what has arrived for the run; raise RemoteError if it is damaged.
 
-        Few bytes can take long to decode. So the server, whose lock serves all robots, does this
-        where it computes.
+        A request of which a transfer could not be delivered never goes on, as its result could be
+        wrong: each later call raises the same. Few bytes can take long to decode. So the server,
+        whose lock serves all robots, does this where it computes.
         """
-        while self._arrived:
-            transfer, data = self._arrived.popleft()
-            size = self._sizes[transfer]
-            key, frames = (self.route.plan, transfer), self._frames
-            try:
-                if len(data) != size:
-                    data = decode(data, size, partial(frames.base, key)).data if frames else \
-                        decode(data, size).data
-                if frames is not None and self.run.form(transfer).item == 1:
-                    frames.keep(self.route.request, key, data)
-                self.run.deliver(transfer, data)
-            except CodecError as error:
-                self.other_pixels |= isinstance(error, OtherPixels)
-                raise RemoteError(f'transfer {transfer}: {error}') from None
+        if self._flaw is not None:
+            raise self._flaw
+        try:
+            while self._arrived:
+                self._deliver(*self._arrived.popleft())
+        except Exception as error:  # such as no memory: what has arrived is lost
+            self._flaw = error
+            raise
+
+    def _deliver(self, transfer: int, data: Buffer) -> None:
+        size = self._sizes[transfer]
+        key, frames = (self.route.plan, transfer), self._frames
+        try:
+            if len(data) != size:
+                data = decode(data, size, partial(frames.base, key)).data if frames else \
+                    decode(data, size).data
+            if frames is not None and self.run.form(transfer).item == 1:
+                frames.keep(self.route.request, key, data)
+            self.run.deliver(transfer, data)
+        except CodecError as error:
+            self.other_pixels |= isinstance(error, OtherPixels)
+            raise RemoteError(f'transfer {transfer}: {error}') from None
 
     def runnable(self) -> range:
         """Return the next steps that may run, up to and including the first that sends a transfer.

@@ -309,8 +309,13 @@ class Run:
         for start, end, tensor in sorted(stretches, key=lambda p: p[0]):
             start_at = max(lo, start)
             if start_at < min(hi, end):
+                if start_at > lo:
+                    break
                 cuts.append(tensor.narrow(axis, start_at - start, min(hi, end) - start_at))
                 lo = min(hi, end)
+        if lo < hi:
+            raise RemoteError(f'the elements from {lo} to {hi} of a tensor must have been computed '
+                              'or delivered before they are used')
         return torch.cat(cuts, axis)
 
     def piece(self, transfer: int) -> memoryview:

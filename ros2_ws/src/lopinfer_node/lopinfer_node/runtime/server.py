@@ -568,7 +568,8 @@ class ServerMachine:
             # after the last piece of an uplink probe, probe the downlink too
             if piece.part == piece.parts - 1 and session.outbox.idle:
                 session.outbox.probe(min(len(piece.data) * piece.parts, MAX_PROBE), PROBE_PIECES)
-            return LEAVING if self.leaving else OK if session.plans else NO_PLAN, 0.0
+            return LEAVING if self.leaving else NO_PLAN if not session.plans else \
+                PIXELS if session.pixels else OK, 0.0
         if piece.request < session.number:
             self.dropped['late'] += 1
             return OK, 0.0
