@@ -6,6 +6,7 @@ states is checked before anything is allocated or decoded.
 
 import io
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,13 +155,40 @@ def decode_depth(picture: Picture) -> NDArray[Any]:
     return values
 
 
+class _Quiet:
+    """Ignores Pillow's warnings.
+
+    Unlike `warnings.catch_warnings` alone, several threads may do so at a time: else the process
+    would ignore warnings for good.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._caught = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.filterwarnings('ignore', module=r'PIL\.')
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._caught.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
 @contextmanager
 def _named(picture: Picture) -> Iterator[None]:
-    """Name the picture in any error, also in Pillow's warning about a too large image."""
+    """Name the picture in any error."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            warnings.simplefilter('error', Image.DecompressionBombWarning)
+        with _quiet:
             yield
     # for damaged data, Pillow's decoders raise errors of almost any type
     except Exception as error:

@@ -2,10 +2,12 @@
 
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
 import pytest
+from fleet_env import pictures as fleet_pictures
 from fleet_env.errors import PictureError
 from fleet_env.pictures import (
     ENCODINGS,
@@ -105,6 +107,24 @@ def test_a_few_bytes_do_not_take_long_by_many_scans():
     for between in (b'', comment, hidden, b'\xff' * 9, b'\xff\0'):
         with pytest.raises(PictureError, match='more than 100 scans'):
             decode(Picture('x', scans(MOST_SCANS + 1, between)), None, 1)
+
+
+def test_threads_that_decode_leave_the_warnings_of_the_process_as_they_are():
+    before, one, two = list(warnings.filters), *(fleet_pictures._named(Picture('x', b''))
+                                                 for _ in range(2))
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    two.__exit__(None, None, None)
+    assert warnings.filters == before
+
+
+@pytest.mark.filterwarnings('error')
+def test_warnings_of_pillow_are_no_errors():
+    palette = Image.fromarray(pixels('red')).convert('P')
+    out = io.BytesIO()
+    palette.save(out, 'PNG', transparency=bytes(range(256)))
+    assert decode(Picture('x', out.getvalue()), None, 3).shape[0] == 3
 
 
 def saved(rgb, mode, form='PNG', **options):
