@@ -87,8 +87,8 @@ def test_an_example_is_short_and_the_documents_name_it(name):
         len(text.splitlines())]) < SHORT
     assert f'examples/{name}' in (ROOT / 'README.md').read_text()
     pages = [page.read_text() for page in (ROOT / 'docs').rglob('*.md')]
-    included = name.endswith('.ipynb') or any(name in INCLUDED.findall(page) or text in page
-                                              for page in pages)
+    included = name.endswith(('.ipynb', '.md')) or any(
+        name in INCLUDED.findall(page) or text in page for page in pages)
     assert included and any(f'examples/{name}' in page for page in pages), f'no page has {name}'
 
 

@@ -1,4 +1,4 @@
-"""Compare the profiles of docs/howto/network.md with the middleware's defaults.
+"""Compare the profiles of docs/results/network.md with the middleware's defaults.
 
     sudo python bench_network.py
 

@@ -1,4 +1,4 @@
-"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/howto/network.md gives the reasons."""
+"""The profiles of Cyclone DDS and Fast DDS for a fleet; docs/results/network.md has the reasons."""
 
 from __future__ import annotations
 

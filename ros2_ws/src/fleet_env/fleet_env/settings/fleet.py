@@ -187,7 +187,7 @@ class SecurityConfig(AccessConfig):
 
 
 class UpstreamConfig(ReachConfig):
-    """The parent fleet, in which this fleet's server is a robot (docs/results/scale.md)."""
+    """The parent fleet, in which this fleet's server is a robot (docs/howto/network.md)."""
 
     robot: str = _('', 'name of this fleet among the robots of its parent fleet; empty: no parent '
                        'fleet', empty=True,

@@ -1,4 +1,4 @@
-"""CRIMP: robots map one place together while each finds its pose; see `docs/howto/crimp.md`."""
+"""CRIMP: robots map one place together while each finds its pose; see `docs/howto/data.md`."""
 
 from rog_tasks.crimp.task import Crimp
 
