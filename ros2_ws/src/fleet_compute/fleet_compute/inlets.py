@@ -55,6 +55,7 @@ AGAIN = 32            # transfers of an inlet after which its codecs are compare
 TAX = 0.01            # comparing takes at most this share of the time on the link
 # seconds that decoding takes for each second of encoding, about, by codec
 DECODING = {TABLE: 0.75, PICTURE: 2.5, SPARSE: 1.0, PLANES: 1.0}
+KEPT = 2              # requests whose pictures are kept for changes
 MOST = 256            # inlets of a link; those that were not used for longest are forgotten
 WORTH = 0.98          # a codec is used if the time is at most this share of the time without it
 
@@ -448,7 +449,7 @@ def _decode_change(reader: _Reader, item: int, count: int, base: Base) -> NDArra
 
 
 class Frames:
-    """The pictures of the last two requests that have come, for changes."""
+    """The pictures of the last `KEPT` requests that have come, for changes."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[Hashable, NDArray[np.uint8]]] = {}
@@ -456,7 +457,7 @@ class Frames:
     def keep(self, number: int, key: Hashable, picture: Buffer) -> None:
         """Keep a copy of the bytes of a picture of request ``number``."""
         if number not in self._kept:
-            self._kept = dict([*self._kept.items()][-1:]) | {number: {}}
+            self._kept = dict([*self._kept.items()][1 - KEPT:]) | {number: {}}
         self._kept[number][key] = np.frombuffer(picture, np.uint8).copy()
 
     def base(self, key: Hashable, number: int) -> NDArray[np.uint8] | None:

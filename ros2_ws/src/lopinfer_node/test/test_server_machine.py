@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from fleet_compute.inlets import layout_of
 from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
+from lopinfer_node.runtime.execution import Form
 from lopinfer_node.runtime.outbox import Outbox, Route
 from lopinfer_node.runtime.server import (
     REFUSALS,
@@ -42,7 +44,7 @@ from lopinfer_node.runtime.wire import (
     acknowledge,
     plan_number,
 )
-from numpy_program import Program, expected, small_graph
+from numpy_program import Program, Run, expected, small_graph
 
 GRAPH = small_graph()
 PLAN = Plan.server_only(GRAPH)
@@ -570,6 +572,14 @@ def test_later_steps_may_be_under_way_when_the_first_results_are_there():
     assert [s.message.transfer for s in sent] == [t.index for t in plan.transfers
                                                   if t.source == SERVER]
     assert results(sent[-1:]) == {'robot1': expected(GRAPH, [np.arange(12)])[0]}
+
+
+def test_pictures_that_are_kept_for_changes_take_memory(monkeypatch):
+    free = []
+    for item in (8, 1):
+        monkeypatch.setattr(Run, 'form', lambda self, t, item=item: Form(item, layout_of([1])))
+        free.append(serving('robot1').free('cpu'))
+    assert free[0] - free[1] == 2 * sum(t.bytes for t in PLAN.transfers if t.source == DEVICE) > 0
 
 
 def test_models_that_are_refused_are_not_remembered_for_ever():

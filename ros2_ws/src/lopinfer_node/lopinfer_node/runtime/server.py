@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from fleet_compute.inlets import Frames, Inlets
+from fleet_compute.inlets import KEPT, Frames, Inlets
 from fleet_compute.schedule import USUAL, Ready, Schedule
 from fleet_env.settings.base import Settings, setting
 from fleet_link.arrivals import Arrivals
@@ -130,6 +130,13 @@ class Prepared:
     def number(self) -> int:
         """Return the number of the plan; every piece carries this number."""
         return plan_number(self.plan.digest)
+
+    @cached_property
+    def pictures(self) -> int:
+        """Return the bytes of each request that `Frames` keep."""
+        run = self.program.start(None)
+        return sum(t.bytes for t in self.plan.transfers
+                   if t.source == DEVICE and run.form(t.index).item == 1)
 
 
 class Limits(Settings):
@@ -517,7 +524,7 @@ class ServerMachine:
         for prepared in table:
             sizes = {side: sum(t.bytes for t in prepared.plan.transfers if t.source == side)
                      for side in (DEVICE, SERVER)}
-            crossing = max(crossing, sum(sizes.values()))
+            crossing = max(crossing, sum(sizes.values()) + KEPT * prepared.pictures)
             if sizes[DEVICE] > self.limits.request_bytes:
                 reason = (f'a plan sends {sizes[DEVICE]} bytes to the server, which accepts at '
                           f'most {self.limits.request_bytes}')
