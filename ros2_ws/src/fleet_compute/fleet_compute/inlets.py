@@ -714,7 +714,11 @@ def lengthened(data: Buffer, nbytes: int) -> Buffer:
 
     :raises CodecError: see `decode`.
     """
-    return data if len(data) == nbytes else decode(data, nbytes).data
+    if len(data) == nbytes:
+        return data
+    if bytes(data[:1]) != bytes([PLANES]):   # a file, say, could take long
+        raise CodecError(f'weights must be encoded as {NAMES[PLANES]}')
+    return decode(data, nbytes).data
 
 
 def share(elements: NDArray[Any], layout: Layout, rate: float, file: File | None = None) -> float:

@@ -263,6 +263,19 @@ def test_any_bytes_are_refused(data):
         decode(data, 4096)
 
 
+def test_weights_are_decoded_only_as_they_are_encoded():
+    """A part of a model with the file of a picture would keep the server's answers waiting."""
+    for data, nbytes in ENCODED:
+        if data[0] == PLANES:
+            assert inlets.lengthened(data, nbytes) == decode(data, nbytes).data
+        else:
+            with pytest.raises(CodecError, match='weights must be encoded as planes'):
+                inlets.lengthened(data, nbytes)
+    with pytest.raises(CodecError):
+        inlets.lengthened(b'', 9)
+    assert inlets.lengthened(b'weights', 7) == b'weights'
+
+
 def test_a_claim_of_much_memory_is_refused_before_memory_is_taken():
     data, nbytes = ENCODED[0]
     for wrong in (nbytes - 4, nbytes + 4, 1 << 60):
