@@ -40,7 +40,7 @@ help:
 	@echo "make site      the documentation as a site, in build/site"
 	@echo "make wheels    the suite and its messages as wheels, in dist"
 	@echo "make ros2-tools  add the commands of ros2, and ros2 launch, to the ROS 2 of PyPI (SOURCES=FOLDER: from there)"
-	@echo "make versions  try RRTO and LOPInfer with PyTorch 2.4 to 2.14 as robot and as server; 17 GB, half an hour"
+	@echo "make versions  try RRTO and LOPInfer with PyTorch 2.4 to 2.15 as robot and as server; 22 GB, an hour"
 	@echo "make reference write the pages of docs/ that are made from code: settings, messages, commands"
 
 setup: $(VENV)/.ready

@@ -9,6 +9,7 @@ Afterwards the environment is used like /opt/ros/jazzy: `source .venv/setup.bash
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def install(distribution: str) -> None:
     # LD_LIBRARY_PATH.
     (SITE / 'ros_wheels_bootstrapper.pth').unlink(missing_ok=True)
     set_run_paths()
+    wrap_discovery_server()
     set_include_paths()
 
 
@@ -61,6 +63,22 @@ def set_run_paths() -> None:
         where = ':'.join(f'$ORIGIN/{os.path.relpath(there, folder)}'
                          for there in (LIBRARIES, *bundled))
         subprocess.run([str(PREFIX / 'bin' / 'patchelf'), '--set-rpath', where, *paths], check=True)
+
+
+def wrap_discovery_server() -> None:
+    """Let Fast DDS's discovery server find its libraries.
+
+    patchelf would spoil this program, so a script takes its place and starts it.
+    """
+    script = PREFIX / 'bin' / 'fast-discovery-server'
+    program = max((PREFIX / 'bin').glob('fast-discovery-server-*'), default=None)
+    if program is None:
+        return
+    where = ':'.join(map(str, (LIBRARIES, *sorted(SITE.glob('ros_*.libs')))))
+    script.unlink(missing_ok=True)
+    script.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={shlex.quote(where)} exec '
+                      f'{shlex.quote(str(program))} "$@"\n')
+    script.chmod(0o755)
 
 
 def set_include_paths() -> None:

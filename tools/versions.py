@@ -1,12 +1,13 @@
 """Tries RRTO and LOPInfer with several versions of PyTorch, each as robot and as server.
 
-    versions.py [--tests] [VERSION ...]
+    versions.py [VERSION ...]
+    versions.py --tests [VERSION ...] [--packages PACKAGE ...]
 
 A version such as 2.8 gets an environment in .versions/, some 6 GB: its PyTorch from PyPI, all else
 from the environment that runs this file, whose own PyTorch is one of the versions. For each pair of
 versions this file runs the programs of rrto_bridge/test under `rrto run`, and LOPInfer with
 ResNet-18, and compares their results with those of plain PyTorch on the robot. With --tests it runs
-the tests of rrto_bridge in each version instead. `make versions` calls it.
+the tests of the packages that use PyTorch in each version instead. `make versions` calls it.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,7 +38,12 @@ HELPER = Path(__file__).with_name('versions_program.py')
 NEEDED = {'2.4': ('torch==2.4.1', 'torchvision==0.19.1'),
           '2.8': ('torch==2.8.0', 'torchvision==0.23.0'),
           '2.13': ('torch==2.13.0', 'torchvision==0.28.0'),
-          '2.14': ('torch==2.14.1', 'torchvision==0.29.1')}
+          '2.14': ('torch==2.14.1', 'torchvision==0.29.1'),
+          '2.15': ('torch==2.15.0', 'torchvision==0.29.2')}
+# Packages that use PyTorch; their tests run with --tests.
+TESTED = ('rrto_bridge', 'lopinfer_node', 'fleet_compute', 'fleet_policy', 'rog_core',
+          'rog_methods_local', 'rog_tasks', 'fleet_env', 'fleet_models', 'rog_sim', 'rog_ps',
+          'rog_worker')
 OWN = '.'.join(version('torch').split('.')[:2])
 PROGRAMS = ('classify', 'segment', 'detect', 'encoder', 'mlp', 'two_models', 'batches', 'branches',
             'recurrent', 'loops', 'traced', 'changed')
@@ -106,11 +113,12 @@ def lopinfer(robot: str, server: str, folder: Path) -> str:
     return ''
 
 
-def tests(robot: str, server: str, folder: Path) -> str:
-    """Run the tests of rrto_bridge; return what they counted."""
+def tests(robot: str, server: str, folder: Path, package: str) -> str:
+    """Run the short tests of a package; return what they counted."""
+    where = ROOT / 'ros2_ws' / 'src' / package
     done = subprocess.run([robot, '-m', 'pytest', '-q', '-m', 'not long', '-p', 'no:cacheprovider',
                            '--hypothesis-profile=few', 'test'], env=environment_of(robot),
-                          cwd=PACKAGE, text=True, capture_output=True, check=False)
+                          cwd=where, text=True, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError('\n'.join(done.stdout.splitlines()[-30:]))
     return done.stdout.splitlines()[-1]
@@ -120,26 +128,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--tests', action='store_true',
-                        help='run the tests of rrto_bridge in each version')
+                        help='run the tests of the packages that use PyTorch in each version')
+    parser.add_argument('--packages', nargs='+', default=TESTED, metavar='PACKAGE',
+                        help=f'which, with --tests (default: {" ".join(TESTED)})')
     parser.add_argument('versions', nargs='*', metavar='VERSION', help=', '.join(NEEDED))
     options = parser.parse_args()
     names = options.versions or list(NEEDED)
     if unknown := set(names) - {*NEEDED, OWN}:
         parser.error(f'a version must be one of {", ".join(NEEDED)}, got {", ".join(unknown)}')
     pythons = {name: python_of(name) for name in names}
-    pairs: list[tuple[str, str, Callable[[str, str, Path], str]]] = \
-        [(name, name, tests) for name in names] if options.tests else \
-        [(one, other, what) for one in names for other in names for what in (rrto, lopinfer)]
+    tried: dict[str, Callable[[str, str, Path], str]] = {'rrto': rrto, 'lopinfer': lopinfer}
+    if options.tests:
+        tried = {package: partial(tests, package=package) for package in options.packages}
+    pairs = [(one, other, what) for one in names for other in names for what in tried
+             if one == other or not options.tests]
     failed = 0
     print('| robot | server | what | result |\n|---|---|---|---|')
     with tempfile.TemporaryDirectory() as folder:
         for one, other, what in pairs:
             try:
-                result = what(pythons[one], pythons[other], Path(folder)) or 'equal'
+                result = tried[what](pythons[one], pythons[other], Path(folder)) or 'equal'
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 failed += 1
                 result = f'failed\n{error}'
-            print(f'| {one} | {other} | {what.__name__} | {result} |', flush=True)
+            print(f'| {one} | {other} | {what} | {result} |', flush=True)
     print(f'{len(pairs) - failed} passed, {failed} failed')
     return 1 if failed else 0
 

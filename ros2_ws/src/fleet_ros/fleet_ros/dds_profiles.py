@@ -100,7 +100,7 @@ def fastdds_profile(network: ReachConfig, version: int = 2, robot: bool = False)
         DDS would drop the whole profile, and the fleet would use every interface.
     """
     here = is_loopback(network)
-    peers = ['127.0.0.1'] if here else [_resolved(peer) for peer in network.peer_list]
+    peers = ['127.0.0.1'] if here else [resolved(peer) for peer in network.peer_list]
     own = address_of(network.interface) if robot and not here else ''
     if own or (peers and not here):
         # A list of peers replaces Fast DDS's default, the multicast group. So add this group
@@ -150,9 +150,13 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _resolved(peer: str) -> str:
+def resolved(peer: str, setting: str = 'network.peers') -> str:
+    """Return the IPv4 address of a machine; ``setting``: which names it.
+
+    :raises FleetFileError: this machine cannot resolve the name.
+    """
     try:
         return str(socket.getaddrinfo(peer, None, socket.AF_INET)[0][4][0])
     except (OSError, UnicodeError) as error:
-        raise FleetFileError(f"network.peers names '{peer}', which this machine cannot resolve: "
+        raise FleetFileError(f"{setting} names '{peer}', which this machine cannot resolve: "
                              f'{error}; give its IPv4 address') from None

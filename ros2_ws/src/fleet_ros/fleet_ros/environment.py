@@ -18,7 +18,7 @@ from fleet_env.errors import FleetFileError
 from fleet_env.settings.base import changed
 from fleet_env.settings.fleet import ReachConfig
 
-from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback
+from .dds_profiles import LOOPBACK, cyclone_profile, fastdds_profile, is_loopback, resolved
 
 LAST_DOMAIN = 232  # highest DDS domain; a higher domain would need port numbers above 65535
 # The environment variables that contain the path of the profile of Fast DDS. Version 2 of
@@ -50,8 +50,10 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
     :param robot: whether the process is a robot's worker, which need not discover other
         robots.
     :raises FleetFileError: this machine lacks the interface in the settings, cannot resolve a
-        peer, or cannot write the profile of Fast DDS; or ROS_DOMAIN_ID is not a domain.
+        peer, or cannot write the profile of Fast DDS; or ROS_DOMAIN_ID is not a domain; or
+        see `refuse_false_security`.
     """
+    refuse_false_security()
     network = changed(network, domain_id=domain_of(network))
     known = [name for _, name in socket.if_nameindex()]
     if network.interface not in known:
@@ -69,8 +71,43 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         **dict.fromkeys(FASTDDS_FILES, ''), fastdds_file(): profile,
         # without this, Fast DDS would also apply a profile in the working folder
         'SKIP_DEFAULT_XML_FILE': '1',
-        'ROS_DISCOVERY_SERVER': '', 'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
+        'ROS_DISCOVERY_SERVER': _discovery_servers(network),
+        # A robot hears of those alone with whom it has topics in common, tools of everything.
+        'ROS_SUPER_CLIENT': '' if robot or not network.discovery_server else 'TRUE',
+        'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': ''}
+
+
+def refuse_false_security() -> None:
+    """Refuse SROS 2 with a Fast DDS that was built without it, as PyPI's is.
+
+    ROS 2 itself would only say so in a log, and start nodes without enclave unprotected, unless
+    ROS_SECURITY_STRATEGY is Enforce.
+
+    :raises FleetFileError: ROS_SECURITY_ENABLE is true and this Fast DDS cannot obey it.
+    """
+    if os.environ.get('ROS_SECURITY_ENABLE') != 'true':
+        return
+    if not (middleware := os.environ.get('RMW_IMPLEMENTATION')):
+        from rclpy.utilities import get_rmw_implementation_identifier
+        middleware = get_rmw_implementation_identifier()
+    libraries = (Path(prefix) / 'lib' / 'librmw_fastrtps_shared_cpp.so' for prefix in _prefixes())
+    library = next(filter(Path.exists, libraries), None)
+    if 'fastrtps' in middleware and library and _WITHOUT_SECURITY in library.read_bytes():
+        raise FleetFileError(
+            'ROS_SECURITY_ENABLE is true, but this Fast DDS was built without security '
+            f'({library}), so SROS 2 would protect nothing. Unset ROS_SECURITY_ENABLE and use a '
+            'key (security.key), which protects what the suite sends; or use a ROS 2 from apt or '
+            "RoboStack instead of PyPI's")
+
+
+# Part of the error message that the middleware contains only if it was built without security.
+_WITHOUT_SECURITY = b"doesn't have the security libraries"
+
+
+def _prefixes() -> list[str]:
+    """Return the folders in which this ROS 2 may be installed."""
+    return [sys.prefix, *filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))]
 
 
 def ros_home() -> Path:
@@ -83,8 +120,7 @@ def ros_home() -> Path:
 
 def fastdds_version() -> int:
     """Return the major version of Fast DDS of this ROS 2: 2 up to Jazzy, 3 since Kilted."""
-    prefixes = [sys.prefix, *os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep)]
-    return 3 if any((Path(prefix) / 'share' / 'fastdds').is_dir() for prefix in prefixes) else 2
+    return 3 if any((Path(prefix) / 'share' / 'fastdds').is_dir() for prefix in _prefixes()) else 2
 
 
 def fastdds_file() -> str:
@@ -93,6 +129,19 @@ def fastdds_file() -> str:
     The name depends on the version of Fast DDS in this ROS 2.
     """
     return FASTDDS_FILES[fastdds_version() - 2]
+
+
+def _discovery_servers(network: ReachConfig) -> str:
+    """Return the value of ROS_DISCOVERY_SERVER.
+
+    :raises FleetFileError: Cyclone DDS is used, or this machine cannot resolve a server's name.
+    """
+    if network.discovery_server and 'cyclone' in os.environ.get('RMW_IMPLEMENTATION', ''):
+        raise FleetFileError('network.discovery_server is for Fast DDS, and RMW_IMPLEMENTATION is '
+                             f'{os.environ["RMW_IMPLEMENTATION"]}, which has none: list the '
+                             'machines in network.peers')
+    return ';'.join(f'{resolved(host, "network.discovery_server")}:{port}'
+                    for host, port in network.discovery_servers)
 
 
 def _kept(profile: str) -> Path:
@@ -117,6 +166,7 @@ def where_traffic_goes(network: ReachConfig) -> str:
     """Return a sentence that says which network the traffic uses, for the start of a command."""
     domain = f'DDS domain {domain_of(network)}'
     domain += f', namespace {network.namespace}' * bool(network.namespace)
+    domain += f', discovery server {network.discovery_server}' * bool(network.discovery_server)
     if is_loopback(network):
         return f'traffic stays on this machine ({LOOPBACK}, {domain})'
     peers = f', peers {", ".join(network.peer_list)}' * bool(network.peer_list)

@@ -15,11 +15,12 @@ from typing import Any
 import rclpy
 from fleet_env.command import use_utf8
 from fleet_env.settings.fleet import ReachConfig
+from fleet_env.vision import other_build
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 from .ending import Interruption, end_with_launcher, ignore_signals, leave, limit_leaving
-from .environment import domain_of
+from .environment import domain_of, refuse_false_security
 from .parameters import declared
 from .spinning import Executor, until_shut_down
 
@@ -77,6 +78,7 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     try:
         with interruption.raised():
             domain_of(ReachConfig())  # raises an error if ROS_DOMAIN_ID is not a domain
+            refuse_false_security()
             before(arguments)
         # rclpy must not handle signals, so that the node can end in an orderly way after Ctrl+C.
         rclpy.init(args=None if arguments is None else list(arguments),
@@ -126,7 +128,9 @@ def explained(error: Exception, packages: Collection[str]) -> str:
     """Describe an error in one line, without a traceback; ``packages``: see `is_users`."""
     if type(error).__module__.startswith('rclpy._rclpy'):
         return f'ROS 2 does not start: {error}. {_advice(str(error))}'
-    return str(error) if is_users(error, packages) else f'{type(error).__name__}: {error}'
+    said = str(error) if is_users(error, packages) else f'{type(error).__name__}: {error}'
+    advice = other_build(error)
+    return said if not advice or advice in said else f'{said}. {advice}'
 
 
 def _advice(error: str) -> str:

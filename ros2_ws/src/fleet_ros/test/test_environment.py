@@ -15,6 +15,7 @@ from fleet_ros.environment import (
     dds_environment,
     domain_of,
     fastdds_file,
+    refuse_false_security,
     where_traffic_goes,
 )
 from fleet_testing import LIMIT
@@ -62,6 +63,29 @@ def test_environment_variables_do_not_let_a_fleet_leave_this_machine(monkeypatch
     text = Path(found[fastdds_file()]).read_text()
     assert '<interfaceWhiteList><interface>lo</interface></interfaceWhiteList>' in text
     assert '<useBuiltinTransports>false<' in text
+
+
+@pytest.mark.parametrize(('middleware', 'library', 'refused'), [
+    ('rmw_fastrtps_cpp', b"doesn't have the security libraries", True),
+    ('rmw_fastrtps_cpp', b'security', False), ('rmw_fastrtps_cpp', None, False),
+    ('rmw_cyclonedds_cpp', b"doesn't have the security libraries", False)])
+def test_sros2_is_refused_with_a_fast_dds_that_was_built_without_it(
+        monkeypatch, tmp_path, middleware, library, refused):
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path))
+    monkeypatch.setenv('AMENT_PREFIX_PATH', '')
+    monkeypatch.setenv('RMW_IMPLEMENTATION', middleware)
+    if library is not None:
+        (tmp_path / 'lib').mkdir()
+        (tmp_path / 'lib' / 'librmw_fastrtps_shared_cpp.so').write_bytes(b'ELF' + library)
+    dds_environment(HERE)
+    monkeypatch.setenv('ROS_SECURITY_ENABLE', 'true')
+    if not refused:
+        dds_environment(HERE)
+        return
+    with pytest.raises(FleetFileError, match='built without security.*security.key'):
+        dds_environment(HERE)
+    with pytest.raises(FleetFileError, match='built without security'):
+        refuse_false_security()
 
 
 @pytest.mark.parametrize(('domain', 'highest'), [(0, 119), (231, 119), (232, 62)])

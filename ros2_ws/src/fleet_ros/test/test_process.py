@@ -26,6 +26,14 @@ def test_sys_exit_in_loaded_code_is_an_error():
     assert done.returncode == 1 and 'error: the task or model called sys.exit(0)' in done.stderr
 
 
+def test_an_error_of_torchvisions_library_has_the_line_of_pip(monkeypatch):
+    monkeypatch.setattr('fleet_env.vision.metadata.version', lambda name: '0.28.0')
+    said = explained(RuntimeError('operator torchvision::nms does not exist'), ())
+    assert said.startswith('RuntimeError: operator torchvision::nms')
+    assert 'pip install --force-reinstall' in said and explained(ValueError(said), ()).count(
+        'pip install') == 1
+
+
 @pytest.mark.parametrize(('error', 'advice'), [
     ('failed to initialize logging: Failed to create log directory', 'Set ROS_LOG_DIR to a folder'),
     ('error creating node: failed to create participant', 'Check the arguments, ROS_DOMAIN_ID')])

@@ -31,10 +31,11 @@ FLEET = FleetConfig(name='team', robots=(RobotConfig(name='robot1'), RobotConfig
 # Maps each setting that is not a parameter of a node to the reason.
 ELSEWHERE = {
     'domain_id': 'ROS_DOMAIN_ID', 'interface': 'the configuration of DDS', 'peers': 'the same',
-    'namespace': 'the namespaces of the nodes',
+    'discovery_server': 'the same', 'namespace': 'the namespaces of the nodes',
     'channel.shared': 'virtual time only', 'channel.header': 'virtual time only',
     'codec_pace': 'virtual time only',
     'upstream.peers': 'refused as long as upstream.interface is lo',
+    'upstream.discovery_server': 'refused beside upstream.peers',
     'traffic': 'virtual time only'}
 CHANGED = {
     'task': 'a.b:C', 'sync': 'bsp', 'codec': 'raw', 'granularity': 'layer', 'buffers': 'local',

@@ -1,11 +1,10 @@
 """Imports the object that a text ``package.module:name`` names."""
 
 import difflib
-import importlib
 import re
 from typing import Any
 
-from fleet_env.vision import import_torchvision
+from fleet_env.vision import imported, other_build
 
 from rog_tasks.errors import TaskError
 
@@ -26,7 +25,7 @@ def load_object(spec: str, what: str, fleet: bool = True) -> Any:
         raise TaskError(f'{what} {spec!r} must look like package.module:name')
     module_name, name = match.groups()
     try:
-        module = _imported(module_name)
+        module = imported(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name + '.').startswith(error.name + '.'):
             beside = 'beside the fleet file, ' if fleet else ''
@@ -35,21 +34,13 @@ def load_object(spec: str, what: str, fleet: bool = True) -> Any:
         raise TaskError(f'{what} {spec!r}: {module_name} needs the module {error.name!r}, which is '
                         'not installed') from error
     except Exception as error:
+        advice = other_build(error)
         raise TaskError(f'{what} {spec!r}: importing {module_name} failed with '
-                        f'{type(error).__name__}: {error}') from error
+                        f'{type(error).__name__}: {error}' + f'. {advice}' * bool(advice)
+                        ) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [
             known for known, value in vars(module).items() if callable(value)], 1)
         hint = f'; did you mean {near[0]!r}?' if near else ''
         raise TaskError(f'{what} {spec!r}: {module_name} has no {name!r}{hint}')
     return getattr(module, name)
-
-
-def _imported(module_name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except RuntimeError as error:
-        if 'torchvision::' not in str(error):
-            raise
-        import_torchvision()  # it is not made for this build of PyTorch
-        return importlib.import_module(module_name)

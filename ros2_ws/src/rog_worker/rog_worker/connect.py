@@ -12,6 +12,7 @@ import rclpy
 import torch
 from fleet_env.settings.base import changed
 from fleet_ros.ending import ended_by_signals, signals_held
+from fleet_ros.environment import refuse_false_security
 from fleet_ros.exposure import look_before
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
@@ -98,6 +99,7 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
     :param timeout: seconds for which `Connection.optimizer` waits for a server; None: for ever.
     :raises ConfigError: ``timeout`` is not a time, or ``robot`` cannot be a robot's name.
     :raises SettingError: messages could leave this machine, but the fleet has no key.
+    :raises FleetFileError: SROS 2 is asked for, and this Fast DDS was built without it.
     """
     if timeout is not None and not 0 <= timeout < math.inf:
         raise ConfigError(f'timeout must be a number of seconds of at least 0, or None to wait for '
@@ -107,6 +109,7 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
     with ExitStack() as held:
         if not rclpy.ok():
             held.enter_context(ended_by_signals())
+            refuse_false_security()
             look_before('worker', f'/{robot}')
             rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
             held.callback(rclpy.try_shutdown)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fleet_env.vision import other_build
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
@@ -90,8 +91,9 @@ def _recorded(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         except ModelError:
             raise
         except Exception:
+            advice = other_build(reason)
             raise ModelError(f'{type(model).__name__} cannot be traced: {place_of(reason)}'
-                             ) from reason
+                             + f'. {advice}' * bool(advice)) from reason
 
 
 def _fill_caches(model: torch.nn.Module, args: Any, kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from fleet_env.errors import VersionError
-from fleet_env.vision import import_torchvision
+from fleet_env.vision import import_torchvision, imported
 from fleet_env.weights import load_weights
 
 from ..errors import ModelError
@@ -44,7 +44,7 @@ def _factory(name: str) -> torch.nn.Module:
     if not all(part.isidentifier() for part in [*module.split('.'), attribute]):
         raise ModelError(f'a model of your own must be named package.module:factory, got {name!r}')
     try:
-        made = getattr(importlib.import_module(module), attribute)()
+        made = getattr(imported(module), attribute)()
     except (ImportError, AttributeError) as error:
         raise ModelError(f'{name}: {error}') from error
     if not isinstance(made, torch.nn.Module):

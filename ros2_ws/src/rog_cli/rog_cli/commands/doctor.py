@@ -22,6 +22,7 @@ from typing import Any
 from fleet_env.command import version
 from fleet_env.settings.fleet import FleetConfig, ReachConfig
 from fleet_env.settings.fleet_file import load_fleet
+from fleet_env.vision import other_build
 from fleet_ros.dds_profiles import is_loopback
 from fleet_ros.environment import FASTDDS_FILES, dds_environment, domain_of, where_traffic_goes
 from fleet_ros.network_options import add_network_options, chosen_network
@@ -147,6 +148,9 @@ def multicast(network: ReachConfig, flags: int, works: bool) -> Finding:
     """Check multicast discovery; ``works``: whether a test packet has returned to this machine."""
     if network.peer_list:
         return Finding('multicast', GOOD, f'not needed: peers {", ".join(network.peer_list)}')
+    if network.discovery_server:
+        return Finding('multicast', GOOD, f'not needed: discovery server '
+                       f'{network.discovery_server}, which must run')
     if flags & _MULTICAST and works:
         return Finding('multicast', GOOD, f'{network.interface} carries it here; whether the '
                        'access point does shows when robots are heard')
@@ -271,19 +275,15 @@ def gpu(fleet: FleetConfig | None) -> Finding:
 
 def torchvision() -> Finding:
     """Check that the installed torchvision is made for the installed build of PyTorch."""
-    import torch
     try:
         version = metadata.version('torchvision')
         importlib.import_module('torchvision')
     except metadata.PackageNotFoundError:
         return Finding('torchvision', GOOD, 'not installed; only tasks that import it need it')
     except Exception as error:  # torchvision's C++ library cannot be loaded
-        build = f'cu{torch.version.cuda.replace(".", "")}' if torch.version.cuda else 'cpu'
-        return Finding(
-            'torchvision', WARN, f'{version} is not made for torch {torch.__version__}: {error}',
-            'install both from one place: pip install --force-reinstall --no-deps '
-            f'torchvision=={version.partition("+")[0]} --index-url '
-            f'https://download.pytorch.org/whl/{build}')
+        said, _, change = other_build(error).partition('; ')
+        return Finding('torchvision', WARN, f'{said or f"{version} cannot be imported"}: {error}',
+                       change or 'install the one that belongs to this PyTorch')
     return Finding('torchvision', GOOD, version)
 
 

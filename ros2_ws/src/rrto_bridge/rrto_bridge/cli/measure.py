@@ -7,7 +7,6 @@ and receives the output, like an application that is written for the server.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import statistics
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fleet_env.vision import import_torchvision
 
 # Number of first inferences that do not count in the median and the worst time; the client finds
 # the sequence in them.
@@ -31,8 +31,10 @@ def load(name: str) -> torch.nn.Module:
                   for _ in range(24)]
         return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), *layers, torch.nn.Flatten(),
                                    torch.nn.LazyLinear(10))
+    if (package := import_torchvision()) is None:
+        raise SystemExit(f"rrto: '{name}' is a model of torchvision, which is not installed")
     try:
-        build = _torchvision().models.get_model_builder(name)
+        build = package.models.get_model_builder(name)
     except ValueError:
         raise SystemExit(f"rrto: unknown model '{name}': choose small or a torchvision model, for "
                          'example resnet18') from None
@@ -40,20 +42,6 @@ def load(name: str) -> torch.nn.Module:
                if key in ('weights', 'weights_backbone')}  # so that nothing is downloaded
     model: torch.nn.Module = build(**without)
     return model
-
-
-def _torchvision() -> Any:
-    try:
-        return importlib.import_module('torchvision')
-    except RuntimeError:  # a CPU build of PyTorch cannot load torchvision's library of operators
-        library = torch.library.Library('torchvision', 'DEF')
-        for name in ('nms', 'qnms'):
-            library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
-        _KEPT.append(library)
-        return importlib.import_module('torchvision')
-
-
-_KEPT: list[Any] = []  # library objects; PyTorch removes the operators of a deleted library object
 
 
 def native(device: Any) -> Callable[[torch.Tensor], torch.Tensor]:

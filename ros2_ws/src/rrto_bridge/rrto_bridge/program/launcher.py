@@ -27,8 +27,22 @@ def install() -> None:
     settings = Settings.from_environment(os.environ)
     local = Here(own_gpu() if settings.local_device == 'auto' else '')
     intercept.install(Device(lambda: connect(settings), local))
+    _explain_errors()
     # Without this line, Python's garbage collector scans all objects of PyTorch 3 times at exit.
     gc.freeze()
+
+
+def _explain_errors() -> None:
+    """Say after the traceback that ends the program if its torchvision is not made for PyTorch."""
+    from fleet_env.vision import other_build
+    former = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        former(kind, error, trace)
+        if advice := other_build(error):
+            print(f'rrto: {advice}', file=sys.stderr)
+
+    sys.excepthook = hook
 
 
 def connect(settings: Settings) -> Any:
