@@ -61,6 +61,7 @@ class Program:
     def __init__(self, plan, side):
         self.plan, self.side, self.graph = plan, side, plan.graph
         self.steps = []
+        self.forms = [Form(8, layout_of([t.hi - t.lo])) for t in plan.transfers]
         for node in self.graph.nodes:
             if plan.interval(side, node.index)[0] == plan.interval(side, node.index)[1]:
                 continue
@@ -103,8 +104,7 @@ class Run:
         return memoryview(self.values[t.node][t.lo:t.hi].copy()).cast('B')
 
     def form(self, transfer):
-        t = self.program.plan.transfers[transfer]
-        return Form(8, layout_of([t.hi - t.lo]))
+        return self.program.forms[transfer]
 
     def deliver(self, transfer, data):
         t = self.program.plan.transfers[transfer]

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
+import numpy_program
 import pytest
-from fleet_compute.inlets import layout_of
 from fleet_link.arrivals import Arrivals
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.execution import Form
@@ -44,7 +44,7 @@ from lopinfer_node.runtime.wire import (
     acknowledge,
     plan_number,
 )
-from numpy_program import Program, Run, expected, small_graph
+from numpy_program import Program, expected, small_graph
 
 GRAPH = small_graph()
 PLAN = Plan.server_only(GRAPH)
@@ -577,7 +577,7 @@ def test_later_steps_may_be_under_way_when_the_first_results_are_there():
 def test_pictures_that_are_kept_for_changes_take_memory(monkeypatch):
     free = []
     for item in (8, 1):
-        monkeypatch.setattr(Run, 'form', lambda self, t, item=item: Form(item, layout_of([1])))
+        monkeypatch.setattr(numpy_program, 'Form', lambda *a, item=item: Form(item, *a[1:]))
         free.append(serving('robot1').free('cpu'))
     assert free[0] - free[1] == 2 * sum(t.bytes for t in PLAN.transfers if t.source == DEVICE) > 0
 

@@ -397,12 +397,14 @@ class Server:
             torch.cuda.set_device(lane.device)
         while (work := self._next_work(lane)) is not None:
             began = time.monotonic()
-            whole = all(self._guarded(request.client, request.execution.deliver)[0]
-                        for request in work.members)
+            whole = [self._guarded(request.client, request.execution.deliver)
+                     for request in work.members]
             runs = [request.execution.run for request in work.members]
-            computed = whole and work.prepared.program.compute_together(runs, work.steps)
+            computed = all(fine for fine, _ in whole) and \
+                work.prepared.program.compute_together(runs, work.steps)
             queued = [self._guarded(request.client, request.execution.queue, work.steps, computed)
-                      for request in work.members]
+                      if delivered[0] else delivered
+                      for request, delivered in zip(work.members, whole, strict=True)]
             lane.finish(partial(self._finish, lane, work, began, queued,
                                 computed or len(runs) == 1))
 

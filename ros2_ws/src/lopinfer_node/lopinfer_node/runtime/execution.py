@@ -83,6 +83,10 @@ class AnyProgram(Protocol):
     def steps(self) -> Sequence[AnyStep]:
         """Return the steps in the order in which they are computed."""
 
+    @property
+    def forms(self) -> Sequence[Form]:
+        """Return what each transfer of the plan consists of."""
+
     def start(self, inputs: Any) -> AnyRun:
         """Begin an inference; ``inputs`` is None on the server."""
 

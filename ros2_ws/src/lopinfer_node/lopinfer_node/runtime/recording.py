@@ -76,6 +76,11 @@ class RecordedProgram:
         """Return the steps of the program."""
         return self.program.steps
 
+    @property
+    def forms(self) -> Sequence[Form]:
+        """Return what each transfer of the plan consists of."""
+        return self.program.forms
+
     def start(self, inputs: Any) -> AnyRun:
         """Begin an inference."""
         return _RecordedRun(self.program.start(inputs), self.side, self.recording)

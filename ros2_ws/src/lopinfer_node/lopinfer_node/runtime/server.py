@@ -134,9 +134,8 @@ class Prepared:
     @cached_property
     def pictures(self) -> int:
         """Return the bytes of each request that `Frames` keep."""
-        run = self.program.start(None)
-        return sum(t.bytes for t in self.plan.transfers
-                   if t.source == DEVICE and run.form(t.index).item == 1)
+        return sum(t.bytes for t, form in zip(self.plan.transfers, self.program.forms, strict=True)
+                   if t.source == DEVICE and form.item == 1)
 
 
 class Limits(Settings):

@@ -55,6 +55,11 @@ class SlowProgram:
         """Return the steps of the program."""
         return self.program.steps
 
+    @property
+    def forms(self) -> Sequence[Form]:
+        """Return what each transfer of the plan consists of."""
+        return self.program.forms
+
     def start(self, inputs: Any) -> AnyRun:
         """Begin an inference."""
         return _SlowRun(self.program.start(inputs), self.factor, self.steps)
