@@ -35,7 +35,7 @@ TABLE = table()
 
 KEYS = {'backports': 'python3-backports-zstd-pip', 'compression': 'python3-backports-zstd-pip',
         'PIL': 'python3-pil', 'cryptography': 'python3-cryptography',
-        'fastapi': 'python3-nicegui-pip', 'joblib': 'python3-joblib', 'llvmlite': 'python3-numba',
+        'fastapi': 'python3-nicegui-pip', 'llvmlite': 'python3-numba',
         'matplotlib': 'python3-matplotlib', 'nicegui': 'python3-nicegui-pip',
         'numba': 'python3-numba', 'numpy': 'python3-numpy', 'pydantic': 'python3-pydantic-pip',
         'rich': 'python3-rich', 'rosbags': 'python3-rosbags-pip',

@@ -10,7 +10,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['joblib', 'matplotlib', 'numpy', 'safetensors', 'torch>=2.4'],
+    install_requires=['matplotlib', 'numpy', 'safetensors', 'torch>=2.4'],
     extras_require={'cluster': ['distributed'], 'test': ['pytest', 'hypothesis', 'distributed']},
     zip_safe=True,
     maintainer='The ROG founders',

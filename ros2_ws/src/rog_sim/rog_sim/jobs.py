@@ -1,4 +1,4 @@
-"""Runs many jobs in parallel: in processes of this machine (joblib), or on a Dask cluster.
+"""Runs many jobs in parallel: in processes of this machine, or on a Dask cluster.
 
 Runs share nothing, and `simulate` computes in one thread. So the outcome depends neither on the
 number of workers nor on the order in which the runs finish. A run on a cluster receives the content
@@ -10,9 +10,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -27,9 +26,6 @@ from fleet_env.records.events import RUN_FILE
 from fleet_env.records.summary import SUMMARY_FILE, Summary, read_summary
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.settings.fleet_file import dump_fleet, read_fleet, with_overrides
-from joblib import Parallel, delayed
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from rog_core.errors import ConfigError, RogError
 
 from .interrupts import interrupts_blocked
@@ -167,62 +163,36 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` in processes of this machine; then end the processes."""
     try:
-        multiprocessing.Lock()  # joblib needs such locks
+        multiprocessing.Lock()  # a pool needs such locks
     except OSError as error:
         raise ConfigError('runs in processes need semaphores, which are files in /dev/shm: '
                           f'{error.strerror}. Remove files there that no process uses, or make it '
                           'larger (docker run --shm-size=1g)') from error
-    # Dispatch only as many calls in advance as fit into the workers' queue. Otherwise calls wait
-    # for a place in this queue, and loky 3.6 usually ends with the error that
-    # `_without_error_of_loky` hides.
-    parallel = Parallel(workers, 'loky', 'generator_unordered', pre_dispatch=2 * workers,
-                        batch_size=1)
-    for tracker in (loky_tracker, resource_tracker):
-        # The start of a resource tracker unblocks SIGINT in this thread, so start both trackers
-        # before SIGINT is blocked.
-        tracker.ensure_running()
+    # The start of the resource tracker unblocks SIGINT in this thread, so it comes first.
+    resource_tracker.ensure_running()
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context('spawn'))
 
     def results_of(calls: list[Any]) -> Results:
         with interrupts_blocked():
-            results = parallel(delayed(_run)(*call) for call in calls)
-        with warnings.catch_warnings(), closing(results):
-            warnings.simplefilter('ignore')  # joblib warns if results are not read to their end
-            yield from results
+            futures = [pool.submit(_run, *call) for call in calls]
+        for future in as_completed(futures):
+            yield future.result()
 
-    with _without_error_of_loky():
-        try:
-            yield results_of
-        finally:
-            get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
-
-
-@contextmanager
-def _without_error_of_loky() -> Iterator[None]:
-    """Hide the KeyError that a thread of loky 3.6 can raise while loky ends.
-
-    The thread tries to pass on a call that loky has just dropped. The error has no effect, but
-    Python would print its traceback.
-    """
-    before = threading.excepthook
-
-    def hook(args: Any) -> None:
-        name = args.thread.name if args.thread else ''
-        if not (args.exc_type is KeyError and name.startswith('ExecutorManagerThread')):
-            before(args)
-
-    threading.excepthook = hook
     try:
-        yield
+        yield results_of
     finally:
-        threading.excepthook = before
+        for process in [*(pool._processes or {}).values()]:     # Python 3.14: pool.kill_workers()
+            process.kill()
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
     """Yield a function that calls `_run` on a Dask cluster; cancel unfinished calls at the end."""
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
         from distributed import TimeoutError as NoAnswer
+        from distributed import as_completed as as_answered
     except ImportError as error:
         raise ConfigError('runs on a Dask cluster need the package distributed: '
                           'pip install distributed') from error
@@ -235,7 +205,7 @@ def _on_cluster(address: str) -> Iterator[Callable[[list[Any]], Results]]:
 
     def results_of(calls: list[Any]) -> Results:
         futures = [client.submit(_run, *call, pure=False) for call in calls]
-        for future in as_completed(futures, loop=client.loop):
+        for future in as_answered(futures, loop=client.loop):
             yield future.result()
 
     with client:

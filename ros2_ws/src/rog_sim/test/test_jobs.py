@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -240,22 +239,6 @@ def test_no_process_is_left_behind(fleet, tmp_path, number):
         # next run, so the output can contain more lines `started`.
         assert process.returncode == 0 and rest.replace('started\n', '') == 'stopped\n'
         assert errors == ''
-
-
-def test_the_error_of_loky_at_its_end_is_hidden_and_no_other(monkeypatch):
-    told = []
-    monkeypatch.setattr(threading, 'excepthook', lambda args: told.append(args.exc_value))
-
-    def fail(error):
-        raise error
-
-    errors = [KeyError(1), ValueError(), KeyError(2)]
-    with jobs._without_error_of_loky():
-        for name, error in zip(2 * ['ExecutorManagerThread'] + ['another'], errors, strict=True):
-            thread = threading.Thread(target=fail, args=(error,), name=name)
-            thread.start()
-            thread.join()
-    assert told == errors[1:]
 
 
 def test_a_machine_without_semaphores_says_where_they_are(fleet, tmp_path, monkeypatch):
