@@ -10,7 +10,9 @@ as they are, and their number of bytes says that they are.
 - `picture`: bytes; the differences between colours and between neighbours in a row, ZSTD.
 - `sparse`: many zeros, such as after a ReLU: a bit for each element, and the others as `planes`.
 - `planes`: bytes of the same significance together, ZSTD where it helps.
-- `file`: a picture, by the file of which both sides decode it (`pictures`).
+- `file`: a picture, by the file of which both sides decode it (`pictures`). A checksum of its
+  pixels proves that they do so alike; then the next ones of its kind come without it (`alike`), so
+  that the robot need not decode them.
 - `change`: a picture in bytes, by the differences from the one before, such as of a still camera.
 - `rounded`: not lossless, and only by request: float32 as bfloat16, each within 2^-8 of its value.
 """
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from .pictures import File
 
-TABLE, PICTURE, SPARSE, PLANES, FILE, ROUNDED, CHANGE = range(1, 8)
+TABLE, PICTURE, SPARSE, PLANES, FILE, ROUNDED, CHANGE, ALIKE = range(1, 9)
 # those that encode any elements
 NAMES = {TABLE: 'table', PICTURE: 'picture', SPARSE: 'sparse', PLANES: 'planes'}
 
@@ -400,30 +402,39 @@ def _decode_planes(reader: _Reader, item: int, count: int, layout: Layout) -> ND
 
 # -- file ------------------------------------------------------------------------------------------
 
-def _of_file(file: File, elements: NDArray[Any], layout: Layout) -> bytes | None:
-    """Return what stands for the elements of a picture; None if it would not be shorter."""
-    facts = _header(FILE, elements, Layout(file.channels, file.channels, file.columns,
-                                           layout.mixed))
-    whole = b''.join([facts, _COUNT.pack(zlib.crc32(elements.data)), file.body])
-    return whole if len(whole) < elements.nbytes else None
+def _of_file(file: File, count: int, mixed: bool, pixels: Buffer | None) -> bytes | None:
+    """Return what stands for a picture of ``count`` bytes; None if it would not be shorter.
+
+    ``pixels``: proved by a checksum; None: not proved.
+    """
+    checksum = b'' if pixels is None else _COUNT.pack(zlib.crc32(pixels))
+    facts = _HEADER.pack(ALIKE if pixels is None else FILE, 1, mixed, file.channels,
+                         file.channels, file.columns, count)
+    whole = b''.join([facts, checksum, file.body])
+    return whole if len(whole) < count else None
 
 
 def _decode_file(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[np.uint8]:
+    checksum, = reader.number(_COUNT)
+    try:
+        pixels = _decode_alike(reader, item, count, layout)
+    except PictureError as error:   # with the robot's library and settings it can
+        raise OtherPixels(f'a file that the robot decodes must be decoded here, too; until then it '
+                          f'sends pixels: {error}') from None
+    if zlib.crc32(pixels.data) != checksum:
+        raise OtherPixels('the pixels differ from those of the robot, as with another version of '
+                          'Pillow: pip install the same on both; until then it sends pixels')
+    return pixels
+
+
+def _decode_alike(reader: _Reader, item: int, count: int, layout: Layout) -> NDArray[np.uint8]:
     shape = layout.colours, count // (layout.planes * layout.width), layout.width
     if item != 1 or layout.planes != layout.colours:
         raise CodecError(f'a file must be of one picture of bytes, got {layout} of {item} bytes')
     from .pictures import pixels_of  # here, as most of those that send tensors send no pictures
-    checksum, = reader.number(_COUNT)
-    try:
-        pixels = pixels_of(reader.rest(), shape)
-    except PictureError as error:   # with the robot's library and settings it can
-        raise OtherPixels(f'a file that the robot decodes must be decoded here, too; until then it '
-                          f'sends pixels: {error}') from None
-    pixels = np.ascontiguousarray(pixels.transpose(1, 2, 0) if layout.mixed else pixels)
-    if zlib.crc32(pixels.data) != checksum:
-        raise OtherPixels('the pixels differ from those of the robot, as with another version of '
-                          'Pillow: pip install the same on both; until then it sends pixels')
-    return pixels.reshape(-1)
+    pixels = pixels_of(reader.rest(), shape)
+    return np.ascontiguousarray(
+        pixels.transpose(1, 2, 0) if layout.mixed else pixels).reshape(-1)
 
 
 # -- change ----------------------------------------------------------------------------------------
@@ -492,7 +503,8 @@ def _decode_rounded(reader: _Reader, item: int, count: int, layout: Layout) -> N
 _ENCODE: dict[int, Any] = {TABLE: _encode_table, PICTURE: _encode_picture, SPARSE: _encode_sparse,
                            PLANES: _encode_planes}
 _DECODE: dict[int, Any] = {TABLE: _decode_table, PICTURE: _decode_picture, SPARSE: _decode_sparse,
-                           PLANES: _decode_planes, FILE: _decode_file, ROUNDED: _decode_rounded}
+                           PLANES: _decode_planes, FILE: _decode_file, ROUNDED: _decode_rounded,
+                           ALIKE: _decode_alike}
 
 
 # -- the choice ------------------------------------------------------------------------------------
@@ -532,11 +544,22 @@ class Inlet:
 
         Codecs are compared now if the last comparison is old.
         """
+        due = self.is_due(elements.nbytes, rate)
         self._owed = max(0.0, self._owed - TAX * elements.nbytes / rate)
-        old = self._left <= 0 or rate > 2 * self._rate or rate < self._rate / 2
         self._fresh = False
-        if not self._compared or (old and not self._owed):
+        if due:
             self.compare(elements, layout, rate)
+        self._left -= 1
+        return self._choose(rate)
+
+    def is_due(self, nbytes: int, rate: float) -> bool:
+        """Return whether codecs are compared at the next transfer, which has ``nbytes`` bytes."""
+        old = self._left <= 0 or rate > 2 * self._rate or rate < self._rate / 2
+        return not self._compared or (old and self._owed <= TAX * nbytes / rate)
+
+    def without(self, nbytes: int, rate: float) -> float:
+        """Return what `expects` returns, for a transfer that may need no codec."""
+        self._owed = max(0.0, self._owed - TAX * nbytes / rate)
         self._left -= 1
         return self._choose(rate)
 
@@ -621,6 +644,11 @@ class Inlets:
                  ) -> None:
         self._rate, self._rounded, self._changes = rate, rounded, changes
         self.files = True
+        # what decoding takes, in seconds, by the kinds of files that the other side decodes alike;
+        # by those of this request, which the answer proves; and kinds that this request trusts in
+        self._alike: dict[Hashable, float] = {}
+        self._proofs: dict[Hashable, float] = {}
+        self._trusted: set[Hashable] = set()
         self._inlets: OrderedDict[Hashable, Inlet] = OrderedDict()
         # by key, pictures of this request, and of the one before, `_number`, if it was answered
         self._sent: dict[Hashable, NDArray[np.uint8]] = {}
@@ -633,6 +661,32 @@ class Inlets:
         With an answer, its pictures are at the other side, and the next ones may be changes.
         """
         self._number, self._bases, self._sent = answered, self._sent if answered else {}, {}
+        if answered:
+            self._alike |= self._proofs
+        for kind in [*self._alike][:-MOST] if answered else self._trusted & self._alike.keys():
+            del self._alike[kind]   # without an answer, the next one of the kind is proved again
+        self._proofs, self._trusted = {}, set()
+
+    def restart(self) -> None:
+        """Forget what the other side has and can do: it is another one."""
+        self.files, self._alike = True, {}
+        self.note(0)
+
+    def file(self, key: Hashable, file: File, count: int, mixed: bool) -> Buffer | None:
+        """Return what is sent for a picture of ``count`` bytes that need not be decoded here.
+
+        None: decode it, and call `encoded`; so it is each time that codecs are to be compared,
+        which also proves again that both sides decode alike.
+        """
+        seconds, rate, inlet = self._alike.get(file.kind), self._rate(), self._inlet(key)
+        if seconds is None or not self.files or not 0 < rate < FASTEST \
+                or inlet.is_due(count, rate) or count < max(LEAST, SHORTEST * rate):
+            return None
+        data = _of_file(file, count, mixed, None)
+        if data is None or seconds + len(data) / rate >= count * inlet.without(count, rate):
+            return None
+        self._trusted.add(file.kind)
+        return data
 
     def encoded(self, key: Hashable, elements: NDArray[Any], layout: Layout,
                 file: File | None = None, floats: bool = False) -> Buffer:
@@ -651,8 +705,9 @@ class Inlets:
         inlet = self._inlet(key)
         seconds = inlet.expects(elements, layout, rate)
         if file is not None and self.files \
-                and (data := _of_file(file, elements, layout)) is not None \
+                and (data := _of_file(file, elements.size, layout.mixed, elements.data)) \
                 and file.seconds + len(data) / rate < seconds * elements.nbytes:
+            self._proofs[file.kind] = file.seconds
             return data
         base = self._bases.get(key)
         if base is not None and base.size == elements.size:
@@ -727,6 +782,6 @@ def share(elements: NDArray[Any], layout: Layout, rate: float, file: File | None
     if elements.nbytes >= LEAST:
         inlet.compare(elements, layout, rate)
     shares = [inlet.expected]
-    if file is not None and (data := _of_file(file, elements, layout)) is not None:
+    if file is not None and (data := _of_file(file, elements.size, layout.mixed, elements.data)):
         shares.append(len(data) / elements.nbytes)
     return min(shares)

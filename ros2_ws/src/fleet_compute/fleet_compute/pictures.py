@@ -1,22 +1,24 @@
 """Pictures that a robot and a server decode alike, so that a link carries the file of a camera.
 
-The tensor of a decoded picture remembers its file as long as it is not changed.
+The tensor of a picture remembers its file as long as it is not changed. A robot that only sends the
+file need not decode it: the tensor is `Undecoded` until something uses its elements.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from fleet_env.errors import PictureError
-from fleet_env.pictures import Picture, decode, stored_size
+from fleet_env.pictures import Picture, Stated, decode, stated
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils import _pytree as pytree
 
 # A file that crosses a link has at most so many pixels, and at most so many times those that are
 # made of it. Else decoding few bytes could take long.
@@ -29,14 +31,99 @@ REVERSED, SCALED = 1, 2     # how a picture has been decoded
 class File:
     """What a link carries instead of pixels (channels, rows, columns).
 
-    ``seconds``: what decoding took. ``version``: of the tensor, which counts changes.
+    ``kind``: files of one kind are decoded by the same means. ``seconds``: what decoding took; 0 if
+    it is not decoded. ``version``: of the tensor, which counts changes.
     """
 
     body: bytes
     channels: int
     columns: int
-    seconds: float
-    version: int
+    kind: Hashable
+    seconds: float = 0.0
+    version: int = 0
+
+
+# what may be asked of a picture without decoding it
+_FACTS = {getattr(torch.Tensor, name).__get__ for name in (
+    'shape', 'dtype', 'device', 'layout', 'ndim', 'requires_grad', 'is_cuda', 'is_sparse')}
+_FACTS |= {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.element_size,
+           torch.Tensor.is_floating_point, torch.Tensor.is_inference}
+
+
+class Undecoded(torch.Tensor):
+    """The picture of a file: a tensor that has no elements until something uses them.
+
+    Whatever PyTorch does with it is done with the decoded tensor, `decoded`.
+    """
+
+    file: File
+    _make: Callable[[], torch.Tensor]
+    _made: torch.Tensor | None
+
+    @staticmethod
+    def of(file: File, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> Undecoded:
+        """Return the picture of a file; ``make``: decodes it, to uint8 of this shape."""
+        one: Any = torch.Tensor._make_wrapper_subclass(Undecoded, shape, dtype=torch.uint8)
+        one.file, one._make, one._made = file, make, None
+        return cast('Undecoded', one)
+
+    @property
+    def decoded(self) -> torch.Tensor:
+        """The tensor with its elements.
+
+        :raises PictureError: the file is damaged.
+        """
+        if self._made is None:
+            with torch.inference_mode(False):   # as if it had been decoded at once
+                self._made = self._make()
+        return self._made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of PyTorch with the decoded picture."""
+        if func in _FACTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
+        return func(*decoded(args), **decoded(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator with the decoded picture."""
+        return func(*decoded(args), **decoded(kwargs or {}))
+
+
+def decoded(tree: Any) -> Any:
+    """Return ``tree``, any nested containers, with all its pictures decoded.
+
+    :raises PictureError: a file is damaged.
+    """
+    return pytree.tree_map_only(Undecoded, lambda one: one.decoded, tree)
+
+
+def picture_of(picture: Picture, size: tuple[int, int] | None = None, channels: int = 3,
+               reverse: bool = False) -> torch.Tensor:
+    """Return what `tensor_of` does; it is `Undecoded` where its file may cross a link.
+
+    A file that is damaged within is noticed when it is decoded.
+    """
+    if picture.raw is not None:
+        return tensor_of(picture, size, channels, reverse)
+    facts = stated(picture)
+    rows, columns = size or (facts.rows, facts.columns)
+    if not facts.whole or not _may_cross(facts, rows, columns) or channels not in (1, 3):
+        return tensor_of(picture, size, channels, reverse)
+    file = _file(picture, facts, size, channels, columns, reverse)
+    picture = replace(picture, data=memoryview(file.body)[1:])      # its own may be used again
+    return Undecoded.of(file, (1, channels, rows, columns),
+                        lambda: tensor_of(picture, size, channels, reverse))
+
+
+def placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device; a picture that is not decoded stays so on the CPU."""
+    if isinstance(tensor, Undecoded) and device.type == 'cpu':
+        return tensor
+    return same(tensor, tensor.to(device))
 
 
 def tensor_of(picture: Picture, size: tuple[int, int] | None = None, channels: int = 3,
@@ -57,15 +144,23 @@ def tensor_of(picture: Picture, size: tuple[int, int] | None = None, channels: i
     seconds = time.thread_time() - began
     tensor = torch.from_numpy(pixels)[None]
     if picture.raw is None and not tensor.is_inference() \
-            and math.prod(stored_size(picture)) <= _most(*pixels.shape[1:]):
-        how = REVERSED * reverse | SCALED * (size is not None)
-        body = bytes([how]) + bytes(picture.data)
-        _remember(tensor, File(body, channels, pixels.shape[2], seconds, tensor._version))
+            and _may_cross(facts := stated(picture), *pixels.shape[1:]):
+        _remember(tensor, replace(
+            _file(picture, facts, size, channels, pixels.shape[2], reverse), seconds=seconds))
     return tensor
+
+
+def _file(picture: Picture, facts: Stated, size: tuple[int, int] | None, channels: int,
+          columns: int, reverse: bool) -> File:
+    how = REVERSED * reverse | SCALED * (size is not None)
+    return File(bytes([how]) + bytes(picture.data), channels, columns,
+                (facts.kind, how, size, channels))
 
 
 def file_of(tensor: torch.Tensor) -> File | None:
     """Return the file of which the tensor has been decoded; None if there is none."""
+    if isinstance(tensor, Undecoded):
+        return tensor.file if tensor._made is None else file_of(tensor._made)
     file: File | None = getattr(tensor, '_fleet_file', None)
     return file if file is not None and file.version == tensor._version else None
 
@@ -73,16 +168,21 @@ def file_of(tensor: torch.Tensor) -> File | None:
 def same(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Return ``made``, a tensor with the elements of another; it remembers that one's file."""
     if (file := file_of(tensor)) is not None and not made.is_inference():
-        _remember(made, File(file.body, file.channels, file.columns, file.seconds, made._version))
+        _remember(made, file)
     return made
 
 
 def _remember(tensor: torch.Tensor, file: File) -> None:
-    tensor._fleet_file = file   # type: ignore[attr-defined]
+    tensor._fleet_file = replace(  # type: ignore[attr-defined]
+        file, version=tensor._version)
 
 
 def _most(rows: int, columns: int) -> int:
     return min(MOST, TIMES * rows * columns)
+
+
+def _may_cross(facts: Stated, rows: int, columns: int) -> bool:
+    return facts.rows * facts.columns <= _most(rows, columns)
 
 
 def _ordered(pixels: NDArray[np.uint8], reverse: bool) -> NDArray[np.uint8]:

@@ -1,12 +1,16 @@
 """Tests of pictures that cross a link as files: the pixels are those of the robot, or it hears."""
 
+import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
 import torch
 from fleet_compute import pictures
 from fleet_compute.inlets import (
+    AGAIN,
+    ALIKE,
     FILE,
     CodecError,
     Inlets,
@@ -15,7 +19,17 @@ from fleet_compute.inlets import (
     layout_of,
     share,
 )
-from fleet_compute.pictures import file_of, same, tensor_of, typical
+from fleet_compute.pictures import (
+    Undecoded,
+    decoded,
+    file_of,
+    picture_of,
+    placed,
+    same,
+    tensor_of,
+    typical,
+)
+from fleet_env.errors import PictureError
 from fleet_env.pictures import Picture
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +72,128 @@ def test_the_other_side_gets_the_pixels_from_the_file(kind, orientation, channel
     data, elements = sent(tensor, form if channels > 1 else torch.contiguous_format)
     assert (bytes(data) if len(data) == len(elements) else
             decode(data, len(elements)).tobytes()) == elements
+
+
+@given(st.sampled_from([('RGB', 'JPEG'), ('L', 'JPEG'), ('CMYK', 'JPEG'), ('RGB', 'PNG'),
+                        ('P', 'PNG'), ('I;16', 'PNG')]),
+       st.integers(1, 8), st.sampled_from([1, 3]), st.booleans(),
+       st.sampled_from([None, (64, 48), (96, 200)]))
+def test_a_picture_that_is_not_decoded_is_the_decoded_one(kind, orientation, channels, reverse,
+                                                          size):
+    encoded = file(120, 90, *kind, orientation)
+    whole = tensor_of(encoded, size, channels, reverse)
+    picture = picture_of(encoded, size, channels, reverse)
+    assert picture.shape == whole.shape and picture.dtype == whole.dtype
+    assert picture.device == whole.device and picture.numel() == whole.numel()
+    assert isinstance(picture, Undecoded) and picture._made is None
+    assert file_of(picture).body == file_of(whole).body
+    assert torch.equal(picture, whole)
+
+
+USES = [lambda x: x.float() / 255, lambda x: x[:, :, 1:, ::2], lambda x: torch.stack([x, x + 1]),
+        lambda x: torch.from_numpy(x.numpy()), lambda x: torch.from_numpy(np.asarray(x).copy()),
+        copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), lambda x: torch.tensor(x.tolist()),
+        lambda x: torch.nn.functional.interpolate(x.float(), scale_factor=2),
+        lambda x: torch.ops.aten.add.Tensor(x, 1), lambda x: x.clone().detach(),
+        lambda x: x.add_(1), lambda x: x.to('cpu', torch.float64).sum(), lambda x: x.view(-1)[3:5],
+        lambda x: torch.cat(list(x)), lambda x: torch.vmap(lambda y: y * 2)(x[None]),
+        lambda x: torch.jit.trace(lambda y: y * 2, torch.zeros_like(x))(x),
+        lambda x: torch.fx.symbolic_trace(torch.nn.ReLU())(x), lambda x: torch.clone(input=x)]
+
+
+@pytest.mark.parametrize('use', USES)
+@pytest.mark.parametrize('mode', [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_whatever_is_done_with_a_picture_is_done_with_its_pixels(use, mode):
+    picture, whole = picture_of(file(32, 40)), tensor_of(file(32, 40))
+    with mode():
+        got = use(picture)
+        assert type(got) is torch.Tensor and torch.equal(got, use(whole))
+        assert torch.equal(picture, whole)     # also where it was changed
+    assert (file_of(picture) is None) == (file_of(whole) is None)
+
+
+def test_a_picture_stays_undecoded_on_the_cpu_only():
+    picture = picture_of(file(32, 40))
+    assert placed(picture, torch.device('cpu')) is picture
+    assert decoded({'a': [picture]})['a'][0] is picture.decoded
+    other = picture_of(file(32, 40))
+    with pytest.raises((RuntimeError, AssertionError)):
+        placed(other, torch.device('cuda'))     # there is none, but it was tried with pixels
+    assert other._made is not None
+
+
+def test_the_buffer_of_a_camera_may_be_used_again():
+    buffer = bytearray(file(32, 40).data)
+    picture = picture_of(Picture('camera', buffer))
+    buffer[:] = bytes(len(buffer))
+    assert torch.equal(picture, tensor_of(file(32, 40)))
+
+
+def test_a_file_that_does_not_end_is_refused_at_once():
+    data = file(64, 80).data
+    with pytest.raises(PictureError):
+        picture_of(Picture('cut', data[:-200]))
+    with pytest.raises(PictureError):
+        picture_of(Picture('other', b'GIF89a'))
+    within = picture_of(Picture('damaged', file(64, 80, form='PNG').data[:200] + file(
+        64, 80, form='PNG').data[-100:]))
+    with pytest.raises(PictureError, match='damaged'):
+        within.float()
+
+
+def request(link, number, encoded, key='x'):
+    """Send a picture of which the link decides whether it is decoded; return what is sent."""
+    picture = picture_of(encoded)
+    data = link.file(key, file_of(picture), picture.numel(), False)
+    if data is None:
+        data = link.encoded(key, picture.numpy().reshape(-1), layout_of(picture.shape),
+                            file_of(picture))
+    link.note(number)
+    return bytes(data), picture
+
+
+def test_files_of_a_kind_that_is_proved_are_not_decoded_by_the_robot():
+    link = Inlets(lambda: RATE)
+    kinds = []
+    for k in range(2 * AGAIN + 1):
+        data, picture = request(link, k + 1, file(64, 80, seed=k))
+        kinds.append(data[0])
+        assert (data[0] == ALIKE) == (picture._made is None)
+        assert decode(data, picture.numel()).tobytes() == picture.numpy().tobytes()
+    assert kinds[0] == FILE and kinds[1] == ALIKE       # and now and then they are proved again
+    assert kinds.count(FILE) == 3 and kinds[AGAIN] == FILE
+    assert request(link, 1, file(64, 96))[0][0] == FILE     # another kind
+    assert request(link, 2, file(64, 96))[0][0] == ALIKE
+
+
+@pytest.mark.parametrize('doubt', ['no answer', 'other pixels', 'another server'])
+def test_a_kind_is_proved_by_an_answer_of_this_server(doubt):
+    link = Inlets(lambda: RATE)
+    request(link, 0 if doubt == 'no answer' else 1, file(64, 80))
+    if doubt == 'other pixels':
+        link.files = False
+    elif doubt == 'another server':
+        link.restart()
+    assert request(link, 2, file(64, 80))[0][0] != ALIKE
+
+
+def test_a_kind_is_proved_again_after_a_request_without_an_answer():
+    link = Inlets(lambda: RATE)
+    assert [request(link, answered, file(64, 80))[0][0] for answered in (1, 2, 0, 4, 5)] == [
+        FILE, ALIKE, ALIKE, FILE, ALIKE]
+
+
+def test_a_damaged_file_of_a_proved_kind_is_no_reason_to_send_pixels():
+    link, whole = Inlets(lambda: RATE), file(64, 80, form='PNG')
+    request(link, 1, whole)
+    data = link.file('x', file_of(picture_of(whole)), 64 * 80 * 3, False)
+    assert data[0] == ALIKE
+    damaged = bytearray(data)
+    damaged[len(damaged) // 2] ^= 255
+    with pytest.raises(CodecError) as raised:
+        decode(damaged, 64 * 80 * 3)
+    assert type(raised.value) is CodecError
 
 
 def test_the_file_is_sent_where_it_takes_less_time():

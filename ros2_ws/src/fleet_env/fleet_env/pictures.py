@@ -8,7 +8,7 @@ import io
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ MOST_SCANS = 100
 have only some bytes."""
 
 FORMATS = ('JPEG', 'PNG')
+_ENDS = {'JPEG': b'\xff\xd9', 'PNG': b'IEND\xaeB`\x82'}
 SUFFIXES = ('.jpg', '.jpeg', '.png')
 
 # Maps an EXIF orientation to the operation that sets the image upright. A camera that is held
@@ -131,16 +132,34 @@ def decode(picture: Picture, size: tuple[int, int] | None, channels: int, most: 
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def stored_size(picture: Picture) -> tuple[int, int]:
-    """Return the rows and columns that an image states, not yet set upright.
+@dataclass(frozen=True)
+class Stated:
+    """What the header of an image states.
+
+    ``rows``, ``columns``: once it is set upright. ``kind``: what says how it is decoded: format,
+    mode, size, order of scans, sampling of colours, orientation. ``whole``: whether it ends as its
+    format does.
+    """
+
+    rows: int
+    columns: int
+    kind: Hashable
+    whole: bool
+
+
+def stated(picture: Picture) -> Stated:
+    """Return what the header of a JPEG or PNG states.
 
     :raises PictureError: see `decode`.
     """
-    if picture.raw:
-        return picture.raw.height, picture.raw.width
     with _named(picture):
         image = _opened(picture)
-    return image.height, image.width
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        kind = (image.format, image.mode, image.size, bool(image.info.get('progressive')),
+                repr(getattr(image, 'layer', '')), orientation)
+    rows, columns = image.size if orientation in _SIDEWAYS else image.size[::-1]
+    end = bytes(memoryview(picture.data)[-len(_ENDS[image.format or '']):])
+    return Stated(rows, columns, kind, end == _ENDS[image.format or ''])
 
 
 def decode_depth(picture: Picture) -> NDArray[Any]:

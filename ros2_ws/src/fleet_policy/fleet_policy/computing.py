@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fleet_compute.pictures import same
+from fleet_compute.pictures import decoded, placed
+from fleet_env.errors import PictureError
 from lopinfer_node.api import OffloadedModel
 from lopinfer_node.followed import FollowedModel
 from torch.utils import _pytree as pytree
@@ -24,7 +25,7 @@ from .core.chunks import Actions
 from .core.machine import Infer
 from .core.places import ROBOT
 from .errors import DataFault
-from .observer import batch_of
+from .observer import batch_of, flaw_of
 from .policy import Policy, chunk_of, inputs_of
 
 CLOSING = 0.5   # seconds that a thread may take to finish its inference when the place is closed
@@ -99,16 +100,20 @@ class Computing:
         number = infer.request
         try:
             batch = batch_of(self._contract, values)
-        except DataFault as flaw:
-            return Answer(number, flaw=flaw)
+        except DataFault as error:
+            return Answer(number, flaw=error)
         try:
             inputs = inputs_of(self._policy, batch, infer.prefix, self._contract.size)
         except Exception as error:   # the user's code may raise any exception
+            if isinstance(error, PictureError) and (flaw := flaw_of(batch)) is not None:
+                return Answer(number, flaw=flaw)
             return Answer(number, fault=_text('observe', error))
         try:
             with torch.no_grad():
                 output = self._network(*inputs)
         except Exception as error:
+            if isinstance(error, PictureError) and (flaw := flaw_of(batch)) is not None:
+                return Answer(number, flaw=flaw)
             if self._name == ROBOT:
                 return Answer(number, fault=_text('model', error))
             return Answer(number, failure=f'{type(error).__name__}: {str(error)[:200]}')
@@ -122,10 +127,14 @@ def _text(method: str, error: Exception) -> str:
     return f'the policy raised in {method}: {type(error).__name__}: {str(error)[:200]}'
 
 
-def on_device(network: Network, device: torch.device) -> Network:
-    """Return a network that takes and returns CPU tensors, for one that computes on `device`."""
+def on_device(network: Network, device: torch.device, files: bool = False) -> Network:
+    """Return a network that takes and returns CPU tensors, for one that computes on `device`.
+
+    ``files``: whether the network takes pictures that are not decoded.
+    """
     def moving(*inputs: torch.Tensor) -> Any:
-        output = network(*(same(x, x.to(device)) for x in inputs))
+        inputs = inputs if files else decoded(inputs)
+        output = network(*(placed(x, device) for x in inputs))
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, output)
     return moving
 

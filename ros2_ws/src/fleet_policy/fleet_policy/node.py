@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from fleet_compute.pictures import same
+from fleet_compute.pictures import placed
 from fleet_models import Follower, Replacing
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
@@ -153,10 +153,10 @@ class PolicyNode(ManagedNode):
                 planner, s.server, Settings(precision=s.precision), s.shaped_link(),
                 slowdown=s.slowdown, access=s.security)
             self._shared = self.held.enter_context(offload(
-                model, example=tuple(same(x, x.to(device)) for x in inputs), robot=robot,
+                model, example=tuple(placed(x, device) for x in inputs), robot=robot,
                 options=options, follow=follow))
             network, where = by_lopinfer(self._shared)
-            shared = on_device(network, device)
+            shared = on_device(network, device, files=True)
             if isinstance(self._shared, FollowedModel):
                 self._follower, current = self._shared.follower, self._shared.current
         elif s.follow:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fleet_compute.pictures import tensor_of, typical
+from fleet_compute.pictures import decoded, picture_of, typical
 from fleet_env.errors import PictureError
 from fleet_env.pictures import from_message
 
@@ -97,7 +97,8 @@ class Observer:
         if entry.is_image:
             from_message(message, entry.topic)
             if name in self._undecodable:   # only an image that can be decoded ends such a fault
-                image(name, entry, message)
+                if flaw := flaw_of({name: image(name, entry, message)}):
+                    raise flaw
                 self._undecodable.discard(name)
             return {'': message}
         factor = np.float32(entry.factor)
@@ -182,7 +183,8 @@ def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
 
     An image is uint8 (1, 3, height, width). A list of n numbers is float32 (1, n).
 
-    :raises DataFault: an image cannot be decoded.
+    :raises DataFault: an image cannot be decoded. A JPEG or PNG that is damaged within may raise
+        PictureError when its elements are used; then `flaw_of` says which.
     """
     return {name: image(name, entry, values[name]) if entry.is_image
             else torch.from_numpy(values[name].copy())[None]
@@ -192,10 +194,21 @@ def batch_of(contract: Contract, values: dict[str, Any]) -> Batch:
 def image(name: str, entry: Observation, message: Any) -> torch.Tensor:
     """Return a message's pixels, uint8 (1, 3, height, width), scaled to the size in ``entry``."""
     try:
-        return tensor_of(from_message(message, entry.topic), (entry.height, entry.width),
-                         reverse=entry.encoding == 'bgr8')
+        return picture_of(from_message(message, entry.topic), (entry.height, entry.width),
+                          reverse=entry.encoding == 'bgr8')
     except PictureError as error:
         raise DataFault(f'observations.{name}: {error}', name) from None
+
+
+def flaw_of(batch: Batch) -> DataFault | None:
+    """Return what is wrong with an image of a batch; None if all can be decoded."""
+    name = ''
+    try:
+        for name, value in batch.items():  # noqa: B007  # the one that raises
+            decoded(value)
+    except PictureError as error:
+        return DataFault(f'observations.{name}: {error}', name)
+    return None
 
 
 def usual(contract: Contract) -> Batch:

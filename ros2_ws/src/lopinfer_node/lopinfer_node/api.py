@@ -21,7 +21,7 @@ from typing import Any
 import fleet_ros  # noqa: F401  # before rclpy: it checks the shared memory
 import rclpy
 import torch
-from fleet_compute.pictures import same, tensor_of
+from fleet_compute.pictures import Undecoded, decoded, picture_of, same
 from fleet_env.pictures import Picture
 from fleet_models import Follower, FollowOptions
 from fleet_models.following import TRACING
@@ -108,6 +108,7 @@ class OffloadedModel:
                kwargs: dict[str, Any]) -> Any:
         if client is not None:
             client.note_whole(why)
+        args, kwargs = decoded((args, kwargs))
         with torch.no_grad():
             return self.model(*args, **kwargs)
 
@@ -134,7 +135,7 @@ class OffloadedModel:
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with these example inputs; then look for the server in the background."""
-        kwargs = dict(sorted(kwargs.items()))
+        args, kwargs = decoded((args, dict(sorted(kwargs.items()))))
         self._take(args, kwargs, apart=False)
         copies: dict[int, Any] = {}   # by the input, because one tensor may be two inputs
         self._example = pytree.tree_map_only(torch.Tensor, lambda leaf: copies.setdefault(
@@ -388,16 +389,18 @@ def offload(model: torch.nn.Module, server: str = '/lopinfer', example: Any = No
 
 
 def picture(data: bytes, size: tuple[int, int] | None = None, channels: int = 3) -> torch.Tensor:
-    """Decode a JPEG or PNG, which crosses the link as it is if a shared model takes the result.
+    """Return a JPEG or PNG, which crosses the link as it is if a shared model takes it.
 
-    The model takes pixels of one byte, so it scales them itself.
+    The model takes pixels of one byte, so it scales them itself. The tensor is decoded when its
+    elements are used: not at all if the server alone uses them.
 
     :param size: rows and columns; None: those of the picture.
     :param channels: 3: red, green and blue; 1: grey.
     :returns: uint8 (1, channels, rows, columns).
-    :raises PictureError: it is not a JPEG or PNG, is damaged or too large.
+    :raises PictureError: it is not a JPEG or PNG, is too large, or damaged; a file that is damaged
+        within raises it where it is decoded, such as in a call of the model.
     """
-    return tensor_of(Picture('the picture', data), size, channels)
+    return picture_of(Picture('the picture', data), size, channels)
 
 
 def offloaded(model: torch.nn.Module, **options: Any) -> Callable[[Callable[..., Any]],
@@ -437,7 +440,7 @@ def _claimed(robot: str) -> str:
 
 def _no_plain_tensor(leaf: Any) -> str:
     """Describe an input that is not a plain tensor, such as 'of class X'; '' if it is one."""
-    if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter, Undecoded):
         return f'of class {type(leaf).__name__}'
     if leaf.layout is not torch.strided:
         return f'of layout {leaf.layout}'

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fleet_compute import pictures
 from fleet_compute.inlets import CHANGE, FILE, CodecError, Frames, Inlets, layout_of
-from fleet_compute.pictures import tensor_of, typical
+from fleet_compute.pictures import picture_of, tensor_of, typical
 from fleet_env.pictures import Picture
 from lopinfer_node.errors import RemoteError
 from lopinfer_node.model.pictures import MEAN, STD, OfImages
@@ -73,6 +73,34 @@ def test_the_server_computes_with_the_pixels_of_the_file(pair):
     sent(robot)
     with torch.no_grad():
         torch.testing.assert_close(robot.run.outputs()[0], model(x))
+
+
+def test_the_robot_decodes_no_picture_that_only_the_server_uses():
+    """The second picture: the first has proved that both decode alike."""
+    torch.manual_seed(0)
+    model = OfImages(torch.nn.Conv2d(3, 1, 5, 8), MEAN, STD)
+    traced = trace(model, typical(96, 128))
+    plan = Plan.server_only(traced.graph)
+    here, there = (Program(traced, plan, side) for side in (DEVICE, SERVER))
+    inlets = Inlets(lambda: 1e6)
+    for number in (1, 2, 3):
+        x = picture_of(jpeg(number), (96, 128))
+        route = Route(number, 2, 0)
+        robot = Execution(DEVICE, route, here.steps, plan.transfers, here.start([x]), inlets)
+        server = Execution(SERVER, route, there.steps, plan.transfers, there.start(None))
+        (transfer, data), = sent(robot)
+        deliver(server, transfer, data)
+        if number == 3:     # the server is late
+            result = robot.run.finish_alone()[0]
+        else:
+            for transfer, data in sent(server):
+                deliver(robot, transfer, data)
+            sent(robot)
+            result = robot.run.outputs()[0]
+            inlets.note(number)
+        assert (x._made is None) == (number == 2)
+        with torch.no_grad():
+            torch.testing.assert_close(result, model(tensor_of(jpeg(number), (96, 128))))
 
 
 def test_a_server_with_another_decoder_says_so_and_gets_pixels(pair, monkeypatch):

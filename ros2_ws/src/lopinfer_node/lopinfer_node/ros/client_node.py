@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from fleet_compute.pictures import same, tensor_of, typical
+from fleet_compute.pictures import picture_of, placed, typical
 from fleet_env.errors import PictureError
 from fleet_env.pictures import from_message
 from fleet_ros.device import torch_device
@@ -58,7 +58,7 @@ class ClientNode(Node):
         self._opened = ExitStack()
         self.shared = self._opened.enter_context(offload(
             zoo.load(s.model, s.pretrained, s.weights).to(self._device),
-            example=same(example, example.to(self._device)),
+            example=placed(example, self._device),
             robot=self.get_namespace().strip('/'),
             options=ClientOptions(
                 TablePlanner(s.method, latency=s.link_delay, slowdown=s.slowdown), s.server,
@@ -113,15 +113,15 @@ class ClientNode(Node):
             return None if self._closing else newest
 
     def _infer(self, image: Any, came: float) -> None:
+        former = self.shared.report     # each version that is taken up has one of its own
+        before = former.offloaded if former else 0
         try:
-            x = tensor_of(from_message(image, self._topic), self.size)
+            x = picture_of(from_message(image, self._topic), self.size)
+            results = self.shared(placed(x, self._device))
         except PictureError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
-        former = self.shared.report     # each version that is taken up has one of its own
-        before = former.offloaded if former else 0
-        outputs = [leaf for leaf in tree_leaves(self.shared(same(x, x.to(self._device))))
-                   if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
         report = self.shared.report
         self._results.publish(result_message(
             outputs, image.header, time.monotonic() - came,

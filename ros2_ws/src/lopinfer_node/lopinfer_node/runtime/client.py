@@ -216,8 +216,7 @@ class ClientMachine:
         if reply.incarnation != self._server:
             self._server = reply.incarnation
             self._arrivals = Arrivals()
-            self.inlets.files = True
-            self.inlets.note(0)     # what former sessions had is not there
+            self.inlets.restart()
         if reply.planned and self.table.plans:
             self._check(now, 'no answer yet')
             return self.on_time(now)

@@ -115,6 +115,7 @@ class Execution:
         self._position = 0                # number of steps computed so far
         self._delivered: set[int] = set()
         self._sizes = {t.index: t.bytes for t in transfers if t.source != side}
+        self._own = {t.index: t.bytes for t in transfers if t.source == side}
         self._inbox = Inbox(self._sizes)
         self._arrived: deque[tuple[int, Buffer]] = deque()      # complete, but not yet delivered
         self._flaw: Exception | None = None     # why a transfer could not be delivered
@@ -203,12 +204,15 @@ class Execution:
         return [(t, self._encoded(t)) for s in steps for t in self._steps[s].sends]
 
     def _encoded(self, transfer: int) -> Buffer:
-        data = self.run.piece(transfer)
         if self._inlets is None:
+            return self.run.piece(transfer)
+        form, key = self.run.form(transfer), (self.route.plan, transfer)
+        if form.file is not None and (data := self._inlets.file(
+                key, form.file, self._own[transfer], form.layout.mixed)) is not None:
             return data
-        form = self.run.form(transfer)
-        return self._inlets.encoded((self.route.plan, transfer), elements_of(data, form.item),
-                                    form.layout, form.file, form.floats)
+        form, data = self.run.form(transfer), self.run.piece(transfer)
+        return self._inlets.encoded(key, elements_of(data, form.item), form.layout, form.file,
+                                    form.floats)
 
     @property
     def done(self) -> bool:

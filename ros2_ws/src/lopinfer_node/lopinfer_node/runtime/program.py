@@ -16,7 +16,7 @@ import torch
 from fleet_compute.batch import together, unchecked
 from fleet_compute.graphs import Function, Graphs, Parts
 from fleet_compute.inlets import layout_of
-from fleet_compute.pictures import File, file_of
+from fleet_compute.pictures import Undecoded, decoded, file_of
 from fleet_ros.device import downloading, uploaded
 
 from ..errors import ModelError, RemoteError
@@ -199,6 +199,8 @@ class Program:
         try:
             for run in runs:
                 run._place()
+                for node in sources & run._given.keys() - run._inputs.keys():
+                    run._take(node)
             held = [run._held(sources) for run in runs]
             # Transfers for later steps may have arrived for some runs only.
             given[:] = [key for key in held[0] if all(key in tensors for tensors in held)]
@@ -238,16 +240,19 @@ class Run:
         self._leaving: dict[int, Callable[[], torch.Tensor]] = {}
         self._device = device or next(iter((*program.traced.parameters.values(), *(inputs or ()),
                                             torch.empty(0)))).device
-        self._files: dict[int, File | None] = {}    # of the inputs that are pictures
-        if inputs is not None:
-            for index, tensor in zip(self.graph.inputs, inputs, strict=True):
-                extent = self.graph.nodes[index].extent
-                self._files[index] = file_of(tensor)
-                # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
-                own = tensor.detach().resolve_conj().resolve_neg()
-                form = program.traced.tape.records[index].format
-                self._stretches[index] = [(0, extent, own.contiguous(memory_format=form))]
-        self._inputs = dict(self._stretches)
+        self._given = dict(zip(self.graph.inputs, inputs or (), strict=inputs is not None))
+        self._inputs: dict[int, list[Stretch]] = {}
+        for index, tensor in self._given.items():
+            if not isinstance(tensor, Undecoded):
+                self._take(index)
+
+    def _take(self, index: int) -> None:
+        """Lay out an input as the trace has it; a picture is decoded here, if something uses it."""
+        tensor = decoded(self._given[index])
+        # If PyTorch has postponed a conjugation or negation of the tensor, compute it now.
+        own = tensor.detach().resolve_conj().resolve_neg().contiguous(
+            memory_format=self.program.traced.tape.records[index].format)
+        self._inputs[index] = self._stretches[index] = [(0, self.graph.nodes[index].extent, own)]
 
     def compute(self, at: int) -> None:
         """Run step `at`; all its transfers in `waits` must have been delivered."""
@@ -269,8 +274,9 @@ class Run:
 
     def _leave(self, at: int) -> None:
         """Let what step `at` sends leave a GPU at once, before later kernels are queued."""
-        for transfer in self.program.steps[at].sends:
-            self._leaving[transfer] = self._download(transfer)
+        if not isinstance(self._given.get(self.program.steps[at].node), Undecoded):
+            for transfer in self.program.steps[at].sends:
+                self._leaving[transfer] = self._download(transfer)
 
     def _download(self, transfer: int) -> Callable[[], torch.Tensor]:
         t = self.program.plan.transfers[transfer]
@@ -294,6 +300,8 @@ class Run:
 
     def _gather(self, node: int, need: Interval, axis: int | None) -> torch.Tensor:
         lo, hi = need
+        if node in self._given and node not in self._stretches:
+            self._take(node)
         stretches = self._stretches.get(node, ())
         for start, end, tensor in stretches:
             if start <= lo and hi <= end:
@@ -330,7 +338,8 @@ class Run:
         """Return what an outgoing transfer consists of."""
         t, form = self.program.plan.transfers[transfer], self.program.forms[transfer]
         whole = (t.lo, t.hi) == (0, self.graph.nodes[t.node].extent)
-        return form._replace(file=self._files.get(t.node)) if whole else form
+        given = self._given.get(t.node)
+        return form if given is None or not whole else form._replace(file=file_of(given))
 
     def deliver(self, transfer: int, data: Any) -> None:
         """Store the bytes of a transfer from the other side.
@@ -360,6 +369,8 @@ class Run:
         If this side has only a part of a tensor, the whole tensor is computed again.
         """
         self._place()
+        for index in self._given.keys() - self._inputs.keys():
+            self._take(index)
         complete: dict[int, torch.Tensor] = {}
         for node, stretches in {**self._inputs, **self._stretches}.items():
             extent = self.graph.nodes[node].extent

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .execution import AnyProgram, AnyRun, AnyStep, Form
+from .wire import Buffer
 
 SHORTEST = 1e-3   # seconds; shorter pauses are added up, because every sleep has an overhead
 
@@ -77,14 +78,16 @@ class _SlowRun:
     """
 
     def __init__(self, run: AnyRun, factor: float, steps: Sequence[AnyStep]) -> None:
-        self.deliver, self.piece = run.deliver, run.piece
-        self.outputs = run.outputs
+        self.deliver, self.outputs = run.deliver, run.outputs
         self._run, self._steps = run, steps
         self._pause = Pause(factor)
 
     def compute(self, position: int) -> None:
         last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
         self._slow(partial(self._run.compute, position), last)
+
+    def piece(self, transfer: int) -> Buffer:
+        return self._slow(partial(self._run.piece, transfer), True)
 
     def form(self, transfer: int) -> Form:
         return self._run.form(transfer)
