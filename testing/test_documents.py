@@ -88,9 +88,7 @@ RUN = {
     'make soak': Short(f'make -C {ROOT} soak SCHEDULES=8 MINUTES=0', says=' passed'),
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
-    'rog fleet up outdoor --sync rsp:4 --minutes 2': Short(**TRAINS),
     'rog fleet up outdoor --minutes 2': Short(**TRAINS),
-    'rog fleet up outdoor --sync bsp': Short('rog fleet up quick.yaml --sync bsp', **TRAINS),
     'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:4 --minutes 0.2 --robots 4'),
     'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':
@@ -304,15 +302,6 @@ CODE = {
         assert batch[0].shape == (2, 3, 32, 32) and sorted(batch[1].tolist()) == [0, 1]
         assert abs(task.loss(task.model(), batch) - math.log(2)) < 1
         '''),
-    'from rog_worker.connect import connect': ('''
-        import itertools
-        from rog_bringup import FLEETS
-        from fleet_env.settings.fleet_file import load_fleet
-        from rog_tasks.task import load_task
-        training = load_fleet('quick.yaml', [FLEETS]).training
-        task = load_task(training.task, training.task_options, 1, training.batch_size)
-        model, loss, data = task.model(), task.loss, itertools.islice(task.batches(0, 3), 3)
-        ''', 'assert optimizer.iteration > 3 or optimizer.stopped'),
     'from rog_core.methods.ssp import Ssp': ('', '''
         from rog_core.errors import ConfigError
         from rog_core.method_check import check_named
@@ -369,7 +358,6 @@ CODE = {
             torch.ones(1, 3, 16, 16)
         ''', 'assert torch.equal(y, model(x))'),
 }
-WITH_FLEET = ('from rog_worker.connect import connect',)
 # The examples whose code the documents show. The code is in the documents, because GitHub does
 # not show files that Sphinx includes.
 EXAMPLES = [(ROOT / f'examples/own_{name}.py').read_text() for name in ('codec', 'method', 'task')]
@@ -557,13 +545,11 @@ def test_what_is_not_run(command):
     pytest.skip(not_run(command))
 
 
-@pytest.mark.parametrize('first', [
-    pytest.param(first, marks=pytest.mark.long if first in WITH_FLEET else [])
-    for first in sorted(CODE, key=lambda first: first not in WITH_FLEET)])
+@pytest.mark.parametrize('first', CODE)
 def test_a_block_of_python_runs(first, besides, tmp_path):
     before, after = map(textwrap.dedent, CODE[first])
     (tmp_path / 'block.py').write_text(f'{before}\n{python_block(first)}\n{after}\n')
-    with besides.place(FLEET if first in WITH_FLEET else None, tmp_path) as place:
+    with besides.place(None, tmp_path) as place:
         code, out = place.start('python block.py').ended()
     assert code == 0, out
 
