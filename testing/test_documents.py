@@ -427,6 +427,12 @@ def test_the_pages_that_users_read_stay_few_and_short():
     assert len(pages) <= 20 and sum(len(page.read_text().split()) for page in pages) <= 30_000
 
 
+@pytest.mark.parametrize('page', [page for page in (ROOT / 'docs/results').glob('*.md')
+                                  if page.stem != 'index'], ids=lambda page: page.stem)
+def test_a_page_of_results_begins_with_the_command_that_makes_it(page):
+    assert page.read_text().split('\n\n')[1].startswith('Made by ')
+
+
 def test_every_block_is_of_a_kind_that_is_tested():
     python_blocks = [text for _, language, text in blocks() if language == 'python']
     assert [text for text in EXAMPLES if text not in python_blocks] == []

@@ -40,7 +40,7 @@ def rows(prefix: str, value: object) -> list[str]:
 def main() -> None:
     benches = sorted([*ROOT.glob('ros2_ws/src/*/bench/*.py'), *ROOT.glob('studies/bench/*.py')])
     benches = [b for b in benches if 'print(' in b.read_text()]
-    page = ['# Benchmarks', '', 'Written by `make bench`; figures compare within one run.', '',
+    page = ['# Benchmarks', '', 'Made by `make bench`; figures compare within one run.', '',
             f'Machine: {os.cpu_count()} cores, {platform.machine()}, {platform.system()}, '
             f'Python {platform.python_version()}.', '']
     for bench in benches:

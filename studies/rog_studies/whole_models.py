@@ -47,6 +47,8 @@ SEEDS = 3
 Tell = Callable[[str, int], None]  # called with the outcome, as text, and the seed of a run
 _PAGE = '''# Whole models
 
+Made by `rog study whole_models`.
+
 Does a model that a fleet has trained leave the fleet as it is there? Two robots train ordinary
 models, with all that these have: BatchNorm and its statistics, frozen layers, tied weights, sparse
 gradients. The table compares four accuracies, in %, each the mean (± standard deviation) over at
