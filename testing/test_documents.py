@@ -427,6 +427,25 @@ def test_the_pages_that_users_read_stay_few_and_short():
     assert len(pages) <= 20 and sum(len(page.read_text().split()) for page in pages) <= 30_000
 
 
+def anchors(page):
+    """Return the anchors of the headings of a page, as GitHub and the site make them."""
+    text = re.sub(r'^ *```.*?^ *```', '', page.read_text(), flags=re.M | re.S)
+    heads = re.findall(r'^#+ (.*)', text, re.M)
+    return {re.sub(r'[^\w\- ]', '', head.lower()).strip().replace(' ', '-') for head in heads}
+
+
+@pytest.mark.parametrize('page', [
+    *DOCUMENTS, ROOT / 'CHANGELOG.md', ROOT / 'QUALITY_DECLARATION.md'],
+    ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_leads_to_a_file_and_to_a_heading(page):
+    for link in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
+        name, _, anchor = link.partition('#')
+        target = page.parent / name if name else page
+        if not re.match('[a-z]+:', link):
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
 @pytest.mark.parametrize('page', [page for page in (ROOT / 'docs/results').glob('*.md')
                                   if page.stem != 'index'], ids=lambda page: page.stem)
 def test_a_page_of_results_begins_with_the_command_that_makes_it(page):
