@@ -1,6 +1,7 @@
 """Tests of the client when the server is slow, gone or newly started."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from lopinfer_node.runtime.client import (
 )
 from lopinfer_node.runtime.services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from lopinfer_node.runtime.wire import (
+    FAILED,
     LEAVING,
     NO_PLAN,
     NOT_OPEN,
@@ -157,6 +159,21 @@ def test_a_server_that_does_not_answer_costs_its_deadline_and_is_then_left_alone
     machine.end(limit, 1.0)
     assert machine.state == CHECKING and machine.report.fallbacks == 1
     assert machine.choose(limit) is None
+
+
+def test_a_request_that_the_server_cannot_compute_waits_no_longer():
+    machine = opened()
+    _, pieces = begin(machine, 1.0)
+    failed = Ack(pieces[-1].packet, 0, 1.01, 5, status=FAILED, wait=4.0)
+    machine.on_ack(replace(failed, packet=pieces[0].packet - 1), 1.005)     # of a former request
+    assert machine.work(1.005) == range(1, 1)
+    machine.on_ack(failed, 1.01)
+    assert machine.changed and machine.work(1.01) is None
+    machine.end(1.02, 1.0)
+    assert machine.reason == 'the server could not compute the request'
+    answer(machine, machine.on_time(2.5), 2.5)
+    begin(machine, 2.6)         # the next one
+    assert machine.work(2.6) == range(1, 1) and machine.limit > 2.7
 
 
 def test_a_request_waits_longer_while_the_server_serves_others():

@@ -20,7 +20,7 @@ from lopinfer_node.runtime.execution import Execution
 from lopinfer_node.runtime.measure import encoded_shares
 from lopinfer_node.runtime.outbox import Outbox, Route
 from lopinfer_node.runtime.program import Program
-from lopinfer_node.runtime.wire import MAX_PIECE, OK, PIXELS, PROBE, Piece
+from lopinfer_node.runtime.wire import FAILED, MAX_PIECE, OK, PIXELS, PROBE, Piece
 from PIL import Image
 from test_client import REPLY, answer, opened
 from test_server_machine import compute, pieces_of, serving
@@ -121,7 +121,8 @@ def test_the_robot_hears_that_its_files_are_of_no_use():
     assert server.on_piece('robot1', piece, 1.0)[0].message.status == OK
     work = server.work(1.0)
     work.members[0].execution.other_pixels = True
-    assert server.on_computed(work, [None], 0.1, 1.1) == []
+    said, = server.on_computed(work, [None], 0.1, 1.1)
+    assert said.message.status == FAILED
     piece, = pieces_of([np.arange(12)], 2)
     assert server.on_piece('robot1', piece, 2.0)[0].message.status == PIXELS
     compute(server, server.work(2.0), 2.1)          # this one is served

@@ -1,6 +1,7 @@
 """The server accepts valid messages, gives reasons for its refusals, and separates its clients."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy_program
@@ -32,6 +33,7 @@ from lopinfer_node.runtime.services import (
     encode_plans,
 )
 from lopinfer_node.runtime.wire import (
+    FAILED,
     LEAVING,
     MAX_PIECE,
     MAX_PROBE,
@@ -109,7 +111,8 @@ def clients_of(work):
 
 
 def results(sent):
-    return {s.client: int(np.frombuffer(s.message.data, np.int64)[0]) for s in sent}
+    return {s.client: int(np.frombuffer(s.message.data, np.int64)[0]) for s in sent
+            if isinstance(s.message, Piece)}
 
 
 def test_the_first_piece_opens_a_request_and_the_answer_says_how_long_it_took():
@@ -241,7 +244,19 @@ def test_a_malformed_request_fails_alone():
     done = good.execution.compute(work.steps)
     sent = server.on_computed(work, [None, done], 0.1, 1.0, batched=False)
     sent += finish(server)
-    assert {s.client for s in sent} == {good.client} and server.dropped['failed'] == 1
+    told, *results = sent
+    assert (told.client, told.message.status) == (bad.client, FAILED)
+    assert {s.client for s in results} == {good.client} and server.dropped['failed'] == 1
+
+
+def test_a_robot_hears_at_once_that_its_request_failed_and_hears_it_again_for_each_piece():
+    server, (piece,) = serving('robot1'), pieces_of([np.arange(12)], 1)
+    ack = server.on_piece('robot1', piece, 1.0)[0].message
+    told, = server.on_computed(server.work(1.0), [None], 0.1, 1.1)
+    assert told.message == replace(ack, status=FAILED)      # so it is no sample of the link
+    assert server.on_piece('robot1', piece, 1.2)[0].message.status == FAILED
+    piece, = pieces_of([np.arange(12)], 2)
+    assert server.on_piece('robot1', piece, 2.0)[0].message.status == OK
 
 
 def test_requests_with_other_steps_ready_are_no_batch():

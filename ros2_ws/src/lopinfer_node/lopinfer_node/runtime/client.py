@@ -32,6 +32,7 @@ from .execution import AnyRun, AnyStep, Execution
 from .outbox import Outbox, Route
 from .services import MISSING, PREPARING, READY, REFUSED, OpenReply
 from .wire import (
+    FAILED,
     LEAVING,
     MAX_PIECE,
     MAX_PROBE,
@@ -188,6 +189,7 @@ class ClientMachine:
         # whether `work` or `state` may have changed; the shell resets this flag
         self.changed = False
         self._abandoned = False
+        self._failed = False               # whether the server cannot compute the request
         # expected latency in s: estimate corrected by measurements, plus the time of the check
         self._expected = math.nan
         self._limit = math.inf             # time at which the request stops waiting
@@ -366,7 +368,7 @@ class ClientMachine:
             now + self.choice.patience(known, self.settings.deadline, now)
         route = Route(self._number, self._numbers[bin_], bin_, self._limit)
         self._request = Execution(DEVICE, route, steps, plan.transfers, run, self.inlets)
-        self._abandoned = False
+        self._abandoned = self._failed = False
         self._first, self._sent_before = self.outbox.link.sent, self.outbox.bytes_sent
         self._bytes_down = 0
         report = self.report
@@ -431,7 +433,8 @@ class ClientMachine:
         self._not_before = now + min(CHECK_PERIOD * 2 ** self._penalties, MAX_PENALTY)
         self._penalties += 1
         if self.state == OPEN:
-            self._check(now, 'the server did not answer in time')
+            self._check(now, 'the server could not compute the request' if self._failed else
+                        'the server did not answer in time')
 
     # -- the link --------------------------------------------------------------------------------
 
@@ -477,9 +480,12 @@ class ClientMachine:
         self.inlets.files &= ack.status != PIXELS
         if 0 < ack.rate < math.inf:
             self.down = ack.rate
-        if 0 < ack.wait < math.inf and self._request is not None \
+        if 0 < ack.wait < math.inf and self._request is not None and not self._failed \
                 and expanded(ack.packet, self._first) >= self._first:
             self._limit = max(self._limit, self._own_limit + self.choice.wait(ack.wait, now))
+        if ack.status == FAILED and self._request is not None \
+                and expanded(ack.packet, self._first) >= self._first:
+            self._failed, self._limit, self.changed = True, now, True
         if ack.status == LEAVING and self.state in (CHECKING, OPEN):
             self._enter(OPENING, 'the server takes no new requests')   # this one goes on
             self._again = now + CALL_LIMIT

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,6 +38,7 @@ from .services import (
     first_difference,
 )
 from .wire import (
+    FAILED,
     LEAVING,
     MAX_PIECE,
     MAX_PROBE,
@@ -197,6 +198,8 @@ class _Session:
     reserved: int = 0                   # bytes reserved for a request
     number: int = 0                     # number of the newest request
     request: _Request | None = None     # the newest request, until it is computed
+    failed: bool = False                # whether the newest request has failed
+    acked: Ack | None = None            # the latest acknowledgement
     ended: bool = False                 # whether the client has said that it ends
 
     def drop_at(self, lease: float) -> float:
@@ -558,8 +561,8 @@ class ServerMachine:
             return []
         link = session.outbox.link
         link.on_heard(now)
-        ack = acknowledge(session.arrivals, piece, now, status, link.rate if link.known else 0.0,
-                          wait)
+        ack = session.acked = acknowledge(session.arrivals, piece, now, status,
+                                          link.rate if link.known else 0.0, wait)
         return [Send(client, ack), *self._send(session, now)]
 
     def _take(self, session: _Session, piece: Piece, now: float) -> tuple[int, float]:
@@ -586,7 +589,9 @@ class ServerMachine:
             self._begin(session, piece, now)
         request = session.request
         status = LEAVING if self.leaving or self.paused else PIXELS if session.pixels else OK
-        if request is None or not request.execution.take(piece):
+        if request is None:
+            return FAILED if session.failed else status, 0.0
+        if not request.execution.take(piece):
             return status, 0.0
         self.changed = True
         wait = sum(max(0.0, self._schedule.expected(other.prepared) - other.spent)
@@ -600,7 +605,7 @@ class ServerMachine:
     def _begin(self, session: _Session, piece: Piece, now: float) -> None:
         """Begin the request of its first piece; it replaces the former request of the client."""
         prepared = session.plans[piece.bin]
-        session.number = piece.request
+        session.number, session.failed = piece.request, False
         session.outbox.clear()
         session.outbox.busy = 0.0
         execution = Execution(
@@ -662,9 +667,11 @@ class ServerMachine:
                 continue  # the client has begun another request, or has gone
             request.spent += seconds / len(results)
             if pieces is None:
-                session.request = None
+                session.request, session.failed = None, True
                 session.pixels |= request.execution.other_pixels
                 self.dropped['failed'] += 1
+                if session.acked is not None:   # of a piece of this request, or of a later probe
+                    actions.append(Send(session.client, replace(session.acked, status=FAILED)))
                 continue
             session.outbox.busy += seconds
             for transfer, data in pieces:

@@ -22,7 +22,7 @@ MAX_PROBE = 240000      # maximum bytes of all pieces of a probe together
 MAX_PIECE = 245760      # maximum bytes of data in one piece
 MAX_PARTS = 0xFFFF
 
-OK, NOT_OPEN, NO_PLAN, LEAVING, PIXELS = range(5)   # status of an acknowledgement
+OK, NOT_OPEN, NO_PLAN, LEAVING, PIXELS, FAILED = range(6)   # status of an acknowledgement
 
 Buffer = bytes | bytearray | memoryview
 
