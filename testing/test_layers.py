@@ -202,7 +202,8 @@ CORE = {
     'warm_up': {'loopback', 'methods', 'codecs', 'protocol', 'arrays'},
     'loopback': {'server', 'worker', 'methods', 'model', 'protocol', 'errors'},
     'upstream': {'server', 'worker', 'model', 'protocol', 'arrays', 'errors'},
-    'server': {'methods', 'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
+    'server': {'methods', 'transfer', 'model', 'codecs', 'patience', 'protocol', 'arrays',
+               'errors'},
     'worker': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors'},
     'methods': {'transfer', 'model', 'codecs', 'protocol', 'arrays', 'errors', 'plugins'},
     'transfer': {'model', 'codecs', 'protocol', 'arrays', 'errors'},
@@ -210,6 +211,7 @@ CORE = {
     'codecs': {'cuda', 'arrays', 'errors', 'plugins'},
     'messages': {'protocol'},  # methods of other packages may import `rog_core.messages`
     'steps': {'protocol'},
+    'patience': {'protocol'},
     'protocol': {'errors'},
     'arrays': {'cuda'},
     'cuda': set(),

@@ -48,4 +48,4 @@ def test_certain_and_impossible_pauses():
 def test_dropping_out_more_often_leaves_the_late_gradients_where_they_were():
     few, many = (pauses(StragglerConfig(probability=.3, time=1.0, drop_probability=p,
                                         drop_time=9.0)) for p in (0, .3))
-    assert all(a == b for a, b in zip(few, many, strict=True) if not b.silent)
+    assert all(a == b for a, b in zip(few, many, strict=True) if not b.drops_out)

@@ -11,6 +11,7 @@ import numpy as np
 from fleet_link.estimate import Rate, RoundTrip
 from rog_core.methods import Method
 from rog_core.methods.svrg import FullGradient
+from rog_core.patience import Patience
 from rog_core.protocol.messages import Ack, Chunk, End, Kind
 from rog_core.protocol.steps import MAX_LOCAL, MAX_SHARDS, Local, Phase, Shards
 from rog_core.server.aggregation import Aggregation
@@ -141,7 +142,7 @@ def corrupted(rng, message):
 # Types of the objects inside a state machine. Attributes of other types are numbers, arrays,
 # containers or constants.
 _PARTS = (Worker, Server, Member, Accumulator, Aggregation, Method, FullGradient,
-          Mirror, RawRows, Sender, Receiver, RowLink, RoundTrip, Rate, WorkerStatistics)
+          Mirror, Patience, RawRows, Sender, Receiver, RowLink, RoundTrip, Rate, WorkerStatistics)
 
 
 def _contents(value):

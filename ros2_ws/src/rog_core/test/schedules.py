@@ -26,7 +26,7 @@ EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'black
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash', 'pause', 'resume', 'hold',
           'go on']
 # Seconds within which a robot with a good link is back: its attempts to register may have been
-# lost, and the others may have waited for it for long (`Deadlines.back_at`).
+# lost, and the others may have waited for it for long (`Patience.until`).
 BACK = 120.0
 NETWORK = {'loss': [0.0, 0.05, 0.3], 'duplicate': [0.0, 0.2], 'delay': [0.001, 0.02, 0.2],
            'rate': [2e4, 1e5, 1e6], 'patience': [math.inf, 0.0, 0.6]}

@@ -14,9 +14,9 @@ from fleet import Fleet
 from fleet_testing import mostly_long
 from hostile import fingerprint
 from rog_core.errors import RemoteProtocolError
+from rog_core.patience import TIMES
 from rog_core.protocol.messages import Command, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import DONE, OPEN, TRAINING
-from rog_core.server.deadlines import OUT_OF_STEP
 from schedules import run_until
 
 LIMIT = 0.5   # heartbeat limit and patience, in seconds
@@ -84,7 +84,7 @@ FORGED = ['push_receipt', 'push_end', 'pull_end', 'pull_receipt']
 
 
 def trains_again(fleet):
-    fleet.run((OUT_OF_STEP + 5) * LIMIT)
+    fleet.run((TIMES + 5) * LIMIT)
     before, until = fleet.iterations(), fleet.now + 3
     while not all(now > before[name] + 5 for name, now in fleet.iterations().items()):
         assert fleet.now < until, (before, fleet.iterations())

@@ -9,7 +9,7 @@ import pytest
 from fleet import Fleet
 from fleet_testing import mostly_long
 from rog_core.protocol.config import ServerConfig
-from rog_core.server.deadlines import patience
+from rog_core.server.member import leeway
 from schedules import SYNCS, check_end
 
 
@@ -136,17 +136,17 @@ def test_patience_is_what_a_robot_has_left_within_the_bound():
     for other in server.members.values():
         other.period = 2.0
         other.iteration = other.slowest = 10
-    assert patience(member, server.active(), server.method) == pytest.approx(2.0)
+    assert leeway(member, server.active(), server.method) == pytest.approx(2.0)
     member.slowest = 7
-    assert patience(member, server.active(), server.method) == pytest.approx(2.0 * 3 / 6)
+    assert leeway(member, server.active(), server.method) == pytest.approx(2.0 * 3 / 6)
     member.slowest = 1  # the other robots already wait for this member
-    assert patience(member, server.active(), server.method) == pytest.approx(2.0 / 6)
+    assert leeway(member, server.active(), server.method) == pytest.approx(2.0 / 6)
     for other in server.members.values():
         other.period = math.nan
-    assert patience(member, server.active(), server.method) == math.inf
+    assert leeway(member, server.active(), server.method) == math.inf
     fleet.set_sync('rsp:6')
     member.period = 2.0
-    assert patience(member, server.active(), server.method) == math.inf
+    assert leeway(member, server.active(), server.method) == math.inf
 
 
 def test_a_lone_robot_has_all_the_time():

@@ -15,7 +15,7 @@ from rog_core.codecs import encode_ids
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.messages import Ack, Chunk, End, Kind, Receipt, TransferId
 from rog_core.protocol.states import COUNTED, PULLING, RETIRED, TRAINING, WAITING
-from rog_core.server.deadlines import mta_time
+from rog_core.server.member import mta_time
 from schedules import run_until
 
 PATIENCE = 0.8
@@ -92,7 +92,7 @@ def test_a_trickle_of_rows_is_not_waited_for_and_named():
     for segment in range(60):
         fleet.hear(fleet.chunk([segment]))
         fleet.run(PATIENCE / 2)  # less than the patience, so that each chunk arrives in time
-    assert fleet.member.place == RETIRED
+    assert fleet.member.patience.place == RETIRED
     notice, = [n for n in fleet.told if n.robot == 'robot0']
     assert notice.what == 'retired' and f'of {fleet.partition.segments} rows' in notice.detail
     assert fleet.others() - before > (fleet.now - began) / 0.4, 'the others go on'
@@ -108,7 +108,7 @@ def test_who_sends_at_a_tenth_of_the_patience_is_waited_for():
     for segment in range(fleet.partition.segments):
         fleet.hear(fleet.chunk([segment]))
         fleet.run(9 * PATIENCE / fleet.partition.segments)
-    assert fleet.member.place == COUNTED and not fleet.told
+    assert fleet.member.patience.place == COUNTED and not fleet.told
 
 
 def test_rows_under_new_numbers_count_once():
@@ -123,7 +123,7 @@ def test_rows_under_new_numbers_count_once():
         fleet.run(PATIENCE / 4)
     assert (fleet.server.master[:fleet.partition.offsets[9]]
             == master[:fleet.partition.offsets[9]]).all() or fleet.others()
-    assert fleet.member.place == RETIRED
+    assert fleet.member.patience.place == RETIRED
     fleet.finish_push()
     assert fleet.member.rows_pushed <= 2
 
@@ -176,7 +176,7 @@ def test_acknowledgements_of_a_pull_that_never_ends_are_a_trickle_too():
         if sender is not None and count < sender.link.sent and fleet.now < began + 20:
             fleet.hear(Ack(count, 0, fleet.now, sender.transfer.incarnation))
         fleet.run(PATIENCE / 2)
-    assert fleet.member.place == RETIRED or not fleet.member.alive
+    assert fleet.member.patience.place == RETIRED or not fleet.member.alive
     assert fleet.others() - before > (fleet.now - began) / 0.4
 
 
@@ -225,18 +225,18 @@ def test_a_robot_that_is_starved_of_data_is_retired_after_the_patience_and_comes
     fleet = Dawdler()
     robot = fleet.robots['robot0']
     robot.compute_time, robot.starved = 28.0, True
-    run_until(fleet, lambda: fleet.member.place == RETIRED)
+    run_until(fleet, lambda: fleet.member.patience.place == RETIRED)
     # A gradient counts as progress for ten times its usual time, or ten times the patience if that
     # is longer. Being starved never counts as progress.
-    assert fleet.member.stood < 2 * PATIENCE
+    assert fleet.member.patience.cost < 2 * PATIENCE
     iteration = fleet.member.iteration
     fleet.run(15.0)
-    assert (fleet.member.place, fleet.member.iteration) == (RETIRED, iteration)
+    assert (fleet.member.patience.place, fleet.member.iteration) == (RETIRED, iteration)
     assert not any(notice.what == 'out_of_step' for notice in fleet.told)
     robot.compute_time, robot.starved = 0.1, False
     run_until(fleet, lambda: fleet.member.iteration > iteration)
     fleet.run(2 * PATIENCE)
-    assert fleet.member.place == COUNTED
+    assert fleet.member.patience.place == COUNTED
 
 
 def test_a_robot_whose_gradients_take_far_too_long_costs_a_bounded_share_of_the_time():
@@ -268,11 +268,12 @@ def test_who_is_silent_again_and_again_costs_a_bounded_share_of_the_time(away):
         fleet.dead_links.add('robot0')
         fleet.run(away * PATIENCE)
         fleet.dead_links.clear()
-        run_until(fleet, lambda: fleet.member.state == TRAINING or fleet.member.place == RETIRED)
+        run_until(fleet, lambda: fleet.member.state == TRAINING
+                  or fleet.member.patience.place == RETIRED)
         fleet.run(0.3 * PATIENCE)
     assert share_of_speed(fleet, 40, behave) > 0.82
     assert any(notice.what == 'retired' for notice in fleet.told), 'it is named'
-    run_until(fleet, lambda: fleet.member.place == COUNTED)
+    run_until(fleet, lambda: fleet.member.patience.place == COUNTED)
     iteration = fleet.member.iteration
     fleet.run(3.0)
-    assert fleet.member.place == COUNTED and fleet.member.iteration > iteration
+    assert fleet.member.patience.place == COUNTED and fleet.member.iteration > iteration

@@ -7,10 +7,9 @@ import pytest
 from configs import server_config
 from fleet import Fleet
 from fleet_testing import mostly_long
+from rog_core.patience import ITERATIONS, TIMES, fleet_patience
 from rog_core.protocol.messages import Chunk, Notice, Stop
 from rog_core.protocol.states import AWAY, COUNTED, OPEN, RETIRED, SENDING, STOPPED
-from rog_core.server.deadlines import ITERATIONS, longest_pause
-from rog_core.server.member import USUAL
 from schedules import SYNCS, check_end, run_until, settled
 from watched import watched
 
@@ -62,11 +61,11 @@ def test_no_method_waits_for_a_robot_that_is_heard_but_makes_no_progress(sync):
         assert iteration > before[name] + 5, (name, sync)
     assert all(fleet.server.members[name].state != 'away' for name in silent), 'it is heard'
     assert fleet.counts['retired'] or sync in ('asp', 'asp+svrg=3') or not any(
-        fleet.server.members[name].place == RETIRED for name in silent)
+        fleet.server.members[name].patience.place == RETIRED for name in silent)
     fleet.deaf_links.clear()
     check_end(fleet, 8) if sync not in CODED else fleet.run(8)
     assert fleet.counts['returned'] == fleet.counts['retired']
-    assert {m.place for m in fleet.server.members.values()} == {COUNTED}
+    assert {m.patience.place for m in fleet.server.members.values()} == {COUNTED}
 
 
 @pytest.mark.parametrize('sync', mostly_long(
@@ -159,7 +158,7 @@ def test_a_program_that_hangs_is_not_waited_for():
     """A robot that reports `computing` far longer than any earlier gradient took is retired."""
     fleet = quick('bsp')
     fleet.robots['robot0'].compute_time = 1e9
-    fleet.run(USUAL * max(0.2, PATIENCE) + 2)
+    fleet.run(TIMES * max(0.2, PATIENCE) + 2)
     assert fleet.counts['retired'] == 1
     before = iterations(fleet, 'robot0')
     fleet.run(3)
@@ -176,10 +175,10 @@ def test_a_program_that_hangs_in_its_first_gradient_is_not_waited_for():
     run_until(fleet, lambda: fleet.server.members['robot0'].state == AWAY)
     fleet.start_robot('robot0')
     fleet.robots['robot0'].compute_time = 1e9
-    run_until(fleet, lambda: fleet.server.members['robot0'].computes > 0)
+    run_until(fleet, lambda: fleet.server.members['robot0'].patience.computes > 0)
     former = fleet.counts['retired']
     run_until(fleet, lambda: fleet.counts['retired'] > former)
-    assert math.isnan(fleet.server.members['robot0'].usual)
+    assert math.isnan(fleet.server.members['robot0'].patience.usual)
     before = iterations(fleet, 'robot0')
     fleet.run(6)
     fleet.check()
@@ -203,13 +202,15 @@ def test_while_the_server_itself_does_not_run_nobody_is_silent_or_pauses():
     server, now = fleet.server, fleet.now + 30.0
     # After the server process was held up for 30 s, it handled a message of robot1 first, and only
     # then noticed the delay.
-    server.members['robot1'].advance(now - 0.1)
-    ages = {name: fleet.now - m.heard for name, m in server.members.items() if name != 'robot1'}
+    patience = {name: member.patience for name, member in server.members.items()}
+    patience['robot1'].hear(now - 0.1)
+    patience['robot1'].advance(now - 0.1)
+    ages = {name: fleet.now - p.heard for name, p in patience.items() if name != 'robot1'}
     server.on_held_up(30.0, now)
-    assert {name: now - server.members[name].heard for name in ages} == pytest.approx(ages)
-    assert all(m.heard <= now and m.progress <= now for m in server.members.values())
+    assert {name: now - patience[name].heard for name in ages} == pytest.approx(ages)
+    assert all(p.heard <= now and p.progress <= now for p in patience.values())
     server.on_time(now)
-    assert all(m.alive and m.place == COUNTED for m in server.members.values())
+    assert all(m.alive and m.patience.place == COUNTED for m in server.members.values())
 
 
 def test_with_infinite_patience_the_others_wait():
@@ -286,15 +287,15 @@ def test_who_has_not_finished_at_the_last_moment_is_given_up():
 
 def test_adaptive_patience_follows_the_pace_of_the_fleet():
     fleet = quick('rsp:4', patience=0.0, heartbeat_limit=1.0)
-    fast = fleet.server.deadlines.patience
+    fast = fleet.server.patience
     assert fast == max(1.0, fast)
     for robot in fleet.robots.values():
         robot.compute_time = 3.0
     fleet.run(120)
     assert fleet.counts['retired'] == 0
-    assert fleet.server.deadlines.patience > ITERATIONS * 2
-    assert longest_pause((), 0.0, 3.0) == 3.0
-    assert longest_pause(list(fleet.server.members.values()), 7.5, 3.0) == 7.5
+    assert fleet.server.patience > ITERATIONS * 2
+    assert fleet_patience([math.nan], 0.0, 3.0) == 3.0
+    assert fleet_patience([1.0, 2.0], 7.5, 3.0) == 7.5
 
 
 def test_retirement_is_told_with_its_reason():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+from rog_core.patience import Patience
 from rog_core.protocol import states
 from rog_core.server.member import Member
 from rog_core.server.server import Server
@@ -12,7 +13,7 @@ from rog_core.transfer.sender import Sender
 from rog_core.worker.worker import Worker
 
 TABLE_OF = {(Worker, 'state'): states.WORKER, (Worker, 'gradient'): states.GRADIENT,
-            (Member, 'state'): states.MEMBER, (Member, 'place'): states.PLACE,
+            (Member, 'state'): states.MEMBER, (Patience, 'place'): states.PLACE,
             (Server, 'state'): states.SERVER, (Sender, 'state'): states.SENDER,
             (Receiver, 'state'): states.RECEIVER}
 

@@ -19,7 +19,7 @@ class Ending:
     It is over when the record has the last statuses of all present robots, and the server has
     evaluated the final model, too.
 
-    :param machine: state machine of the server; its `Deadlines.stop_by` limits the wait.
+    :param machine: state machine of the server; its `stop_by` limits the wait.
     """
 
     def __init__(self, machine: Server, presence: Presence, files: RunFiles,
@@ -44,7 +44,7 @@ class Ending:
     def wait(self, now: float) -> None:
         """Wait for the robots until at most two heartbeat limits after ``now``."""
         if not self._hurried:
-            self._by = min(now + 2 * self._presence.limit, self._machine.deadlines.stop_by)
+            self._by = min(now + 2 * self._presence.limit, self._machine.stop_by)
 
     def hurry(self, now: float) -> bool:
         """Wait for the server's own evaluation for at most `HURRY` seconds after ``now``.

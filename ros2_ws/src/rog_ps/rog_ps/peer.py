@@ -17,7 +17,7 @@ from rog_core.protocol.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKE
 from rog_core.server.member import Member
 from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
-from rog_ros.heartbeat import is_silent
+from rog_ros.heartbeat import beats_after
 from rog_ros.parameters import fleet_namespace
 from rog_ros.topics import SERVER
 
@@ -71,7 +71,7 @@ class Peer:
         :param limit: the heartbeat limit in seconds.
         """
         now = time.monotonic()
-        if not is_silent(now - max(said, self._spoke), limit):
+        if not beats_after(now - max(said, self._spoke), limit):
             return
         self._spoke = now
         self._beats += 1

@@ -15,7 +15,7 @@ from rclpy.duration import Duration
 from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
-from rog_core.server.deadlines import mta_time
+from rog_core.server.member import mta_time
 from rog_core.server.report import why
 from rog_core.server.server import Server
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
@@ -92,7 +92,7 @@ class Reports:
     def _news(self, machine: Server) -> tuple[Any, ...]:
         """Return what makes a status worth sending; else only times grow."""
         return (machine.iteration, machine.paused, machine.stopping, str(machine.method),
-                [(m.robot, m.state, m.place, m.iteration, m.slowest, list(m.waiting_for))
+                [(m.robot, m.state, m.patience.place, m.iteration, m.slowest, list(m.waiting_for))
                  for m in machine.members.values()])
 
     def status(self, machine: Server, elapsed: float, done: bool, paused: Set[str],
@@ -117,17 +117,18 @@ class Reports:
             rows_total=machine.partition.rows, fastest=machine.iteration,
             slowest=min((m.slowest for m in active), default=0),
             mta=machine.method.sending().minimum, mta_time=float(mta_time(active)),
-            patience=float(machine.deadlines.patience), elapsed=float(elapsed))
+            patience=float(machine.patience), elapsed=float(elapsed))
         message.robots = [RobotStatus(
             robot=m.robot, iteration=m.iteration,
             state=PAUSED if m.state == STOPPED and m.robot in paused else
-            RETIRED if m.alive and m.place == RETIRED else STATES.get(m.state, m.state),
+            RETIRED if m.alive and m.patience.place == RETIRED else STATES.get(m.state, m.state),
             slowest_row=m.slowest, rows_pushed=m.rows_pushed, rows_pulled=m.rows_pulled,
-            heartbeat_age=float(now - m.heard), mta_duration=float(max(m.push_mta, m.pull_mta)),
+            heartbeat_age=float(now - m.patience.heard),
+            mta_duration=float(max(m.push_mta, m.pull_mta)),
             bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
             waiting_time=float(now - m.since) if m.waiting_for else 0.0,
-            idle=float(now - m.progress), refused=machine.refused[m.robot],
-            why=why(m, machine.iteration, m.robot in machine.deadlines.waited_for, now))
+            idle=float(now - m.patience.progress), refused=machine.refused[m.robot],
+            why=why(m, machine.iteration, now))
             for m in machine.members.values()]
         message.followers = [line[:MOST_LINE] for line in followers]
         message.header.stamp = self._node.get_clock().now().to_msg()

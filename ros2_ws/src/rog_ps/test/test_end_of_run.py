@@ -13,7 +13,7 @@ def ending():
     seen = SimpleNamespace(late=set(), busy=False)
     log = SimpleNamespace(info=lambda text: None, warning=lambda text: None)
     made = Ending(
-        SimpleNamespace(members={}, deadlines=SimpleNamespace(stop_by=STOP_BY)),
+        SimpleNamespace(members={}, stop_by=STOP_BY),
         SimpleNamespace(limit=LIMIT, log=log, paused=set()),
         SimpleNamespace(lacking=lambda present: seen.late, fault=lambda *what: None), seen)
     return made, seen

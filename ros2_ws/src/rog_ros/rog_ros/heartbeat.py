@@ -20,7 +20,7 @@ def is_due(since: float, nbytes: float, rate: float) -> bool:
     return since >= min(nbytes / (SHARE * rate), RARELY) - EARLY
 
 
-def is_silent(since: float, limit: float) -> bool:
+def beats_after(since: float, limit: float) -> bool:
     """Return whether a heartbeat is due, since nothing was sent for ``since`` seconds.
 
     :param limit: the heartbeat limit in seconds.

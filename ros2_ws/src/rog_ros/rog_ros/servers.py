@@ -8,6 +8,7 @@ import platform
 from typing import Any
 
 from rog_core.errors import shown
+from rog_core.patience import Silence
 
 from .signature import Signature
 
@@ -110,8 +111,7 @@ class Order:
     """
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._heard = -math.inf
+        self._status = Silence(limit)
         self._newest: Any = None
 
     def is_new(self, status: Any, now: float) -> bool:
@@ -121,7 +121,8 @@ class Order:
         """
         if self._newest is not None and not self._follows(status, self._newest, now):
             return False
-        self._newest, self._heard = status, now
+        self._newest = status
+        self._status.hear(now)
         return True
 
     def _follows(self, status: Any, newest: Any, now: float) -> bool:
@@ -129,7 +130,7 @@ class Order:
             return status.count > newest.count
         if status.run == newest.run:
             return status.start > newest.start
-        return _made(status) > _made(newest) or now - self._heard > self._limit
+        return _made(status) > _made(newest) or self._status.is_silent(now)
 
 
 def _made(status: Any) -> tuple[int, int]:
@@ -144,8 +145,7 @@ class Loyalty:
     """
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._heard = -math.inf
+        self._server = Silence(limit)
         self._place = (0, 0)  # run and start number of the server that has accepted the robot
 
     def listens(self, own: bool, now: float) -> bool:
@@ -154,8 +154,8 @@ class Loyalty:
         :param own: whether the message is from the server that has accepted the robot.
         """
         if own:
-            self._heard = now
-        return own or now - self._heard > self._limit
+            self._server.hear(now)
+        return own or self._server.is_silent(now)
 
     def note(self, own: bool, status: Any) -> None:
         """Record a status that the fleet key authenticates; ``own``: see `listens`.
@@ -173,4 +173,4 @@ class Loyalty:
         if own:
             self._place = run, start
         elif run == self._place[0] and start > self._place[1]:
-            self._heard = -math.inf
+            self._server.hear(-math.inf)

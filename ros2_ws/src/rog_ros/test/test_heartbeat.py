@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_ros.heartbeat import EARLY, OFTEN, RARELY, SHARE, is_due, is_silent
+from rog_ros.heartbeat import EARLY, OFTEN, RARELY, SHARE, beats_after, is_due
 
 
 @given(st.floats(0, 10), st.floats(1, 1e4), st.floats(1, 1e9))
@@ -25,5 +25,5 @@ def test_on_a_fast_link_statuses_are_as_frequent_as_ever(mbit, pause):
 
 @given(st.floats(0.1, 60))
 def test_three_messages_fit_into_the_heartbeat_limit(limit):
-    assert is_silent(limit / OFTEN, limit)
-    assert not is_silent(limit / OFTEN - 2 * EARLY, limit)
+    assert beats_after(limit / OFTEN, limit)
+    assert not beats_after(limit / OFTEN - 2 * EARLY, limit)

@@ -51,7 +51,7 @@ def test_a_robot_stays_with_the_server_that_has_accepted_it_until_that_one_is_si
     for tick in range(20):  # two servers that send in turn
         assert loyalty.listens(True, tick)
         assert not loyalty.listens(False, tick + 0.5)
-    assert not loyalty.listens(False, 22.0)
+    assert not loyalty.listens(False, 21.9)
     assert loyalty.listens(False, 22.1)
 
 

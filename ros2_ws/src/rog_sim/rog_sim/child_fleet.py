@@ -29,7 +29,7 @@ class ChildFleet:
     :param config: settings of the transfers in the parent fleet.
     """
 
-    silent_until = 0.0  # seconds; a child fleet never drops out
+    dropped_until = 0.0  # seconds; a child fleet never drops out
     left = False        # a child fleet never leaves
 
     def __init__(self, name: str, server: Server, robots: Mapping[str, Robot | ChildFleet],

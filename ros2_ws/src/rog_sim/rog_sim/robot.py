@@ -45,7 +45,7 @@ class Robot:
         self._source, self._sgd = self._learner.source, SgdConfig.of(fleet)
         self._stragglers = Stragglers(config.stragglers, fleet.seed, rank)
         # virtual time, in seconds, until which the robot sends nothing because it has dropped out
-        self.silent_until = 0.0
+        self.dropped_until = 0.0
         self._meter = EnergyMeter(config.power, 0.0)
         self.loss = self.accuracy = math.nan
         self.evaluated_at = 0
@@ -74,8 +74,8 @@ class Robot:
         The time includes a pause if the robot is a straggler (`Stragglers`).
         """
         pause = self._stragglers.next()
-        if pause.silent:
-            self.silent_until = now + pause.seconds
+        if pause.drops_out:
+            self.dropped_until = now + pause.seconds
         batches = computation_of(order.step).batches(self._source)
         return batches * self._pace + self._codec_pace + pause.seconds
 

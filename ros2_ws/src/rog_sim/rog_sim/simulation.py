@@ -497,7 +497,7 @@ class Simulation:
     def _heard(self, name: str) -> bool:
         """Return whether the robot has a link and has not dropped out."""
         return self.channel.rate_at(name, self.now) > 0 \
-            and self.now >= self.robots[name].silent_until
+            and self.now >= self.robots[name].dropped_until
 
     def _send(self, name: str, uplink: bool, message: Any) -> None:
         """Send a message.

@@ -11,7 +11,6 @@ from typing import Any
 from fleet_link.key import Key
 from rcl_interfaces.srv import GetParameters
 from rog_cli.commands.control import ControlError, Controls, answer
-from rog_cli.display.fleet_state import SILENT
 from rog_cli.display.view import Monitor, place
 from rog_ros.parameters import SERVER
 
@@ -72,7 +71,7 @@ class Live:
     def _look(self) -> View:
         now, state = time.monotonic(), self._monitor.state
         silent = '' if state.fleet is None or state.fleet.state == 'stopped' \
-            or now - state.heard_fleet < SILENT \
+            or not state.is_silent(now) \
             else f'no word from the parameter server for {now - state.heard_fleet:.0f} s'
         where = place(self._monitor.namespace)
         notice = silent

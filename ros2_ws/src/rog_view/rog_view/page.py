@@ -12,7 +12,7 @@ from typing import Any
 
 from nicegui import ui
 from rog_cli.commands.control import ControlError
-from rog_cli.display.fleet_state import COLUMNS, CURVES, SILENT, Robot
+from rog_cli.display.fleet_state import COLUMNS, CURVES, Robot
 
 from .source import Source, View
 
@@ -189,7 +189,7 @@ def _robots_table(live: bool) -> ui.table:
 
 def _row(robot: Robot, live: bool) -> dict[str, str]:
     silent = f'{robot.silent:.0f}' if robot.heard else '-'
-    look = 'bad' if live and robot.heard and robot.silent > SILENT and robot.state != 'stopped' \
+    look = 'bad' if live and robot.heard and robot.is_silent and robot.state != 'stopped' \
         else LOOKS.get(robot.state, 'over')
     return {'robot': robot.name, 'doing': robot.doing, 'look': look, 'silent': silent,
             **robot.cells()}

@@ -27,6 +27,7 @@ from fleet_ros.sealing import unseal
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
 from rog_core.errors import ConfigError, RogError, shown
+from rog_core.patience import Silence
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import (
     Action,
@@ -57,7 +58,6 @@ from .registration import Registration
 from .reports import Reports
 from .sources import Watch
 
-CONTACT = 3   # heartbeat periods of silence after which a link counts as dead
 LONGEST = 1e9  # seconds (30 years); a status with a longer elapsed time is wrong
 LOOK = 0.1     # seconds after which a waiting call checks again whether it must still wait
 
@@ -96,8 +96,8 @@ class WorkerNode(ManagedNode):
         self.loss = math.nan                  # loss of the last batch
         self.evaluation = 0, math.nan         # last evaluation: iteration and accuracy
         self.dropped = 0                      # number of refused messages
-        self._silent_until = 0.0              # time in seconds at which an emulated drop-out ends
-        self.server_heard = time.monotonic()
+        self._dropped_until = 0.0              # time in seconds at which an emulated drop-out ends
+        self.server = Silence(settings.heartbeat.limit, time.monotonic())
         self._loyalty = Loyalty(settings.heartbeat.limit)
         self._order = Order(settings.heartbeat.limit)
         # session and serial number of the server's last heartbeat
@@ -257,7 +257,7 @@ class WorkerNode(ManagedNode):
             self.set_alarm()
 
     def _on_message(self, message: Any) -> None:
-        if self.machine is None or self.is_silent:
+        if self.machine is None or self.has_dropped_out:
             return
         actions = receive(self.machine, message, self.get_logger(), 'the server')
         if actions is None:
@@ -318,10 +318,9 @@ class WorkerNode(ManagedNode):
 
         Then tell the server so at once.
         """
-        silent, self.server_heard = now - self.server_heard, now
-        beat = self.settings.heartbeat
-        # a server with no news sends a heartbeat three times within the limit
-        if self.machine is not None and silent > max(CONTACT * beat.period, beat.limit / 2):
+        was_silent = self.server.is_silent(now)
+        self.server.hear(now)
+        if self.machine is not None and was_silent:
             self.report(urgent=True)
             self.act(self.machine.on_contact(now))
 
@@ -387,7 +386,7 @@ class WorkerNode(ManagedNode):
         self.set_alarm()
 
     def _send(self, value: Any, now: float) -> None:
-        if self.is_silent:
+        if self.has_dropped_out:
             return
         self.reports.spoke = now
         self.channel.send(value, now, lossy=True)
@@ -397,22 +396,22 @@ class WorkerNode(ManagedNode):
     # -- status ---
 
     def _heartbeat(self) -> None:
-        if not self.is_silent:
+        if not self.has_dropped_out:
             self.report()
 
     def pause(self, pause: Pause) -> None:
         """Send and receive nothing until ``pause`` ends, if it is an emulated drop-out."""
-        if pause.silent:
-            self._silent_until = time.monotonic() + pause.seconds
+        if pause.drops_out:
+            self._dropped_until = time.monotonic() + pause.seconds
 
     @property
-    def is_silent(self) -> bool:
+    def has_dropped_out(self) -> bool:
         """Whether an emulated drop-out keeps the robot from sending and receiving."""
-        return time.monotonic() < self._silent_until
+        return time.monotonic() < self._dropped_until
 
     def is_cut_off(self, now: float) -> bool:
         """Return whether an emulated drop-out or a dead emulated link blocks all messages."""
-        return self.is_silent or self.link.is_dead(now)
+        return self.has_dropped_out or self.link.is_dead(now)
 
     def report(self, state: str = '', urgent: bool = False) -> None:
         """Publish the status; see `Reports.report`."""

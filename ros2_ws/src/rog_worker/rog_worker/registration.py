@@ -23,7 +23,7 @@ from rog_ros.convert import payload_bytes, request_to_ros, response_from_ros
 if TYPE_CHECKING:
     from .node import WorkerNode
 
-PATIENCE = 3  # a refused robot gives up after `PATIENCE` times the heartbeat limit
+GIVE_UP = 3  # a refused robot gives up after `GIVE_UP` times the heartbeat limit
 
 
 class Registration:
@@ -46,7 +46,7 @@ class Registration:
 
     def send(self, request: RegisterRequest, now: float) -> None:
         """Call the service over the emulated link; do nothing during an emulated drop-out."""
-        if not self._node.is_silent:
+        if not self._node.has_dropped_out:
             self._node.link.send(payload_bytes(request), lambda: self._call(request), now,
                                  lossy=True)
 
@@ -94,7 +94,7 @@ class Registration:
             self._refused_since = min(self._refused_since, now)
             # After the heartbeat limit the server drops a former process of this robot. If the
             # server still refuses, another robot has the same name.
-            if now - self._refused_since > PATIENCE * node.settings.heartbeat.limit:
+            if now - self._refused_since > GIVE_UP * node.settings.heartbeat.limit:
                 node.leave(shown(response.reason, 600))
                 return
         if response.accepted and self._key is not None:

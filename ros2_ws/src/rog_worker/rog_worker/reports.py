@@ -25,7 +25,7 @@ from rog_core.worker.worker import Worker
 from rog_msgs.msg import Heartbeat, TrainingStatus
 from rog_ros import qos
 from rog_ros.convert import STATUS_BYTES
-from rog_ros.heartbeat import is_due, is_silent
+from rog_ros.heartbeat import beats_after, is_due
 from rog_ros.servers import this_process
 from rog_ros.signature import process_of
 
@@ -109,7 +109,7 @@ class Reports:
 
     def _beats_now(self, now: float) -> bool:
         machine, limit = self._node.machine, self._node.settings.heartbeat.limit
-        return machine is not None and is_silent(now - self.spoke, limit) \
+        return machine is not None and beats_after(now - self.spoke, limit) \
             and self._state_of(machine) not in (PAUSED, STOPPED)
 
     def _beat(self) -> None:
@@ -169,13 +169,12 @@ class Reports:
 
     def _training_health(self, machine: Worker) -> Any:
         now, node = time.monotonic(), self._node
-        silent = now - node.server_heard
         status = DiagnosticStatus(name=f'{node.get_fully_qualified_name()}: training',
                                   hardware_id=node.robot, level=DiagnosticStatus.OK,
                                   message=machine.state)
-        if silent > node.settings.heartbeat.limit:
+        if node.server.is_silent(now):
             status.level = DiagnosticStatus.ERROR
-            status.message = f'no word from the server for {silent:.1f} s'
+            status.message = f'no word from the server for {now - node.server.heard:.1f} s'
         elif machine.state == REGISTERING:
             status.level, status.message = DiagnosticStatus.WARN, 'not registered'
         values = {'staleness (iterations)': machine.command.staleness,

@@ -118,7 +118,7 @@ def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
     # every pause is a drop-out, because the robot's settings give drop-outs probability 1
-    assert [pause.silent for pause in robot.pauses] == [True] * 6
+    assert [pause.drops_out for pause in robot.pauses] == [True] * 6
     assert robot.evaluation == (6, 0.5)
 
 

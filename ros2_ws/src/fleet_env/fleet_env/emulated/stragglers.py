@@ -12,7 +12,7 @@ class Pause:
     """A pause that is added to the computation of a gradient."""
 
     seconds: float
-    silent: bool
+    drops_out: bool
     """True: the robot has dropped out and does not communicate. False: the robot is only late."""
 
 
@@ -33,7 +33,7 @@ class Stragglers:
         # for the other probability.
         late, away = self._rng.random(2)
         if away < self._config.drop_probability:
-            return Pause(self._config.drop_time, silent=True)
+            return Pause(self._config.drop_time, drops_out=True)
         if late < self._config.probability:
-            return Pause(self._config.time, silent=False)
-        return Pause(0.0, silent=False)
+            return Pause(self._config.time, drops_out=False)
+        return Pause(0.0, drops_out=False)

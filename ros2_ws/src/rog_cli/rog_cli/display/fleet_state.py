@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rog_core.errors import shown
+from rog_core.patience import Silence
+from rog_ros.heartbeat import RARELY
 
 ROBOTS = 256     # maximum number of robots shown; a server has the same limit
 NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; a longer curve loses every second point
 EVENTS = 200     # maximum number of stored events; a new event then replaces the oldest
 PAST = 20_000    # maximum number of statuses of before this program listened
-SILENT = 5.0     # seconds without a status after which the display says that a sender is silent
+SILENT = RARELY + 1.0  # the limit of `rog_core.patience.Silence`, in seconds, for statuses
 APART = ('away', 'retired')  # states that only the server can report
 
 
@@ -43,7 +45,8 @@ class Robot:
     ``state``: the state that the robot reports; ``away`` or ``retired`` if the server reports this.
     ``doing``: the state, and the robots for which this robot waits. ``why``: why other robots wait
     for this robot, or why they no longer wait. ``heard``: whether the robot has sent a status;
-    before its first status, all numbers are unknown. ``silent``: seconds since its last status.
+    before its first status, all numbers are unknown. ``silent``: seconds since its last status;
+    ``is_silent``: whether these are too many.
     ``link``: rate in Mbit/s, emulated or measured. All other times are in seconds. ``power`` is in
     W, ``energy`` in J.
     """
@@ -54,6 +57,7 @@ class Robot:
     why: str
     heard: bool = False
     silent: float = math.nan
+    is_silent: bool = False
     iteration: int = 0
     loss: float = math.nan
     accuracy: float = math.nan
@@ -89,12 +93,13 @@ class Fleet:
     """The displayed state of a fleet at one moment.
 
     ``found``: whether the server has sent a status. ``silent``: seconds since the last status of
-    the server. ``keyed``: whether the fleet has a key.
+    the server; ``is_silent``: whether these are too many. ``keyed``: whether the fleet has a key.
     """
 
     robots: tuple[Robot, ...] = ()
     found: bool = False
     silent: float = 0.0
+    is_silent: bool = False
     state: str = ''
     sync: str = ''
     host: str = ''
@@ -121,7 +126,7 @@ class Fleet:
             return 'the parameter server is starting' if self.starting \
                 else 'waiting for the parameter server'
         silent = f'no word from the parameter server for {self.silent:.0f} s' \
-            if self.silent > SILENT and self.state != 'stopped' else ''
+            if self.is_silent and self.state != 'stopped' else ''
         return '   '.join(filter(None, (self.sync, self.state, silent, self.time, self.minimum,
                                         self.above)))
 
@@ -279,6 +284,10 @@ class FleetState:
     def _add(self, curve: str, robot: str, t: float, value: float) -> None:
         self.curves[curve].setdefault(robot, Curve()).add(t, value)
 
+    def is_silent(self, now: float) -> bool:
+        """Return whether no status of the server has arrived for long."""
+        return Silence(SILENT, self.heard_fleet).is_silent(now)
+
     def elapsed(self, now: float) -> float:
         """Return the seconds since the start of the run, or NaN if no robot has joined."""
         if self.fleet is None or not self.fleet.robots:
@@ -299,8 +308,9 @@ class FleetState:
                   f'{1e3 * fleet.mta_time:.0f} ms' if fleet.rows_total else ''
         left = 60 * self.minutes - self.elapsed(now) \
             if self.minutes and fleet.state in ('training', 'paused') else math.nan
-        return Fleet(robots, True, now - self.heard_fleet, state, sync, shown(fleet.host, NAME),
-                     fleet.elapsed, len(fleet.tag) > 0, minimum, self._above, max(left, 0.0),
+        return Fleet(robots, True, now - self.heard_fleet, self.is_silent(now), state, sync,
+                     shown(fleet.host, NAME), fleet.elapsed, len(fleet.tag) > 0, minimum,
+                     self._above, max(left, 0.0),
                      followers=tuple(shown(line) for line in fleet.followers[:ROBOTS]))
 
     def _robot(self, name: str, seen: Any, now: float) -> Robot:
@@ -316,8 +326,9 @@ class FleetState:
         name = shown(name, NAME)
         if own is None:
             return Robot(name, state, doing, why)
-        return Robot(name, state, doing, why, True, now - self.heard[own.robot], own.iteration,
-                     own.loss, own.accuracy, own.staleness, own.rows_pushed, own.rows_total,
+        return Robot(name, state, doing, why, True, now - self.heard[own.robot],
+                     Silence(SILENT, self.heard[own.robot]).is_silent(now), own.iteration, own.loss,
+                     own.accuracy, own.staleness, own.rows_pushed, own.rows_total,
                      _link(own), own.compute_time, own.communicate_time, own.stall_time, own.power,
                      own.energy)
 

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from rog_core.patience import Silence
 from rog_msgs.msg import FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import SERVER
@@ -125,7 +126,7 @@ class Monitor:
         """Return a line about each node of a policy in this domain, of any fleet."""
         known, now = self._policies, time.monotonic()
         return [_of_policy(known[name][0]) for name in sorted(known)
-                if now - known[name][1] < SILENT]
+                if not Silence(SILENT, known[name][1]).is_silent(now)]
 
     def spin(self, seconds: float) -> None:
         """Receive messages for ``seconds`` seconds."""

@@ -79,7 +79,7 @@ class ServerConfig:
     ``sync``: the method. ``momentum``: coefficient for methods that keep the momentum on
     the server. ``heartbeat_limit``: seconds without a heartbeat after which a member is
     away. ``patience``: seconds without progress after which other robots no longer wait for
-    a member; if ``patience`` is 0, `rog_core.server.deadlines.longest_pause` computes this
+    a member; if ``patience`` is 0, `rog_core.patience.fleet_patience` computes this
     time. ``drain_limit``: seconds that the transfer of the final model may take.
     ``stop_limit``: seconds that the end of the run may take. ``capacities``: maps each
     robot of the fleet, in order of rank, to its computing capacity; empty if the fleet is

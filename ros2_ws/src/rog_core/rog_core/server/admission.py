@@ -45,7 +45,7 @@ def refusal(request: RegisterRequest, partition: RowPartition, codec: Codec,
         return RegisterResponse(False, f'this server already knows {MEMBERS} robots, the most that '
                                 'it accepts')
     if other is not None and other.incarnation != request.incarnation and other.alive:
-        age = now - other.heard
+        age = now - other.patience.heard
         return RegisterResponse(
             False, f"a robot named '{request.robot}' is alive (heard {age:.1f} s ago); give "
             'each robot a name of its own. If it was restarted, it can join once its former '

@@ -36,6 +36,7 @@ from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..methods import Method, Team
 from ..methods.base import Model, Standing
 from ..model.partition import Role, RowPartition
+from ..patience import Patience, fleet_patience
 from ..protocol.config import ServerConfig
 from ..protocol.messages import (
     Ack,
@@ -60,6 +61,7 @@ from ..protocol.states import (
     PULLING,
     RETIRED,
     RUNNING,
+    SENDING,
     SERVER,
     STARVED,
     STOPPING,
@@ -74,8 +76,7 @@ from ..transfer.sender import RawRows, Rows, Sender
 from . import buffers
 from .admission import refusal
 from .aggregation import Aggregation, ServerState
-from .deadlines import Deadlines, budget, patience
-from .member import BUSY, LEAST, OWED, Member
+from .member import BUSY, LEAST, Member, budget, leeway
 from .mirror import Mirror
 from .push_filter import LARGEST, PushFilter
 
@@ -135,7 +136,14 @@ class Server:
         self.missed_at = math.inf
         # Robots for which a restarted server no longer waits, unless they have registered again.
         self.missing: frozenset[str] = frozenset()
-        self.deadlines = Deadlines(config.heartbeat_limit, config.patience)
+        # the present patience of the fleet in seconds, see `rog_core.patience`
+        self.patience = fleet_patience((), config.patience, config.heartbeat_limit)
+        # The time after which an ending run waits for no gradient, but sends the final model; and
+        # the time by which it must end.
+        self.drain_at, self.stop_by = math.inf, math.inf
+        # For each robot, a time that is not later than the result of `_due`. None: compute the
+        # times of all robots again.
+        self._dues: dict[str, float] | None = None
         self.paused = False        # if true, no iteration is granted; transfers continue
 
     @property
@@ -155,7 +163,8 @@ class Server:
 
     def active(self) -> list[Member]:
         """Return the members that take part in training; see `rog_core.server.server`."""
-        return [m for m in self.members.values() if m.state in ACTIVE and m.place == COUNTED]
+        return [m for m in self.members.values()
+                if m.state in ACTIVE and m.patience.place == COUNTED]
 
     def _living(self, robot: str) -> Member | None:
         member = self.members.get(robot)
@@ -252,14 +261,12 @@ class Server:
             RowLink(transfer.chunk_bytes, transfer.chunk_time, transfer.traffic), 0)
         if former is not None and former.incarnation != incarnation:
             link.forget()
-        member = Member(robot, incarnation, receiver, Mirror(self.partition, self.master),
-                        np.zeros(rows, np.int64), np.zeros(rows, np.int64),
-                        self.partition.trained(), self.method.row_bound, now, link, attempt,
-                        progress=now, paid=now)
-        if former is not None:
-            self.deadlines.stands_for(former, now)
-            member.stood, member.stood_at = former.stood, former.stood_at
-        self.members[robot] = member
+        patience = Patience(self.config.heartbeat_limit, now) if former is None \
+            else former.patience.of_new_connection(now, self.patience)
+        self.members[robot] = member = Member(
+            robot, incarnation, receiver, Mirror(self.partition, self.master),
+            np.zeros(rows, np.int64), np.zeros(rows, np.int64), self.partition.trained(),
+            self.method.row_bound, patience, link, attempt)
         # Drop an unfinished push of the robot if the method applies only complete pushes.
         self.aggregation.carry_out(self.method.on_join(robot), len(self.active()))
         return member
@@ -286,39 +293,37 @@ class Server:
         member.pulled_at = pulled_at
         member.since, member.bound = now, self.method.row_bound
         member.move('enter')
-        owed, actions = member.owed(now), []
-        if member.place == COUNTED and owed > OWED * self.deadlines.patience:
-            member.take_place('retire')
-            actions = [Notice(member.robot, 'retired', f'the others had waited {owed:.1f} s for it '
-                              'before; they go on without it for a while')]
-        return [*actions, *self._take_back(member, now)]
+        patience = member.patience
+        if patience.place == COUNTED and patience.stays_away(now, self.patience):
+            patience.retire(now, self.patience)
+            return [Notice(member.robot, 'retired', f'the others had waited {patience.cost:.1f} s '
+                           f'before; they go on without it for {patience.until - now:.1f} s')]
+        return self._take_back(member, now)
 
     def _take_back(self, member: Member, now: float) -> list[Action]:
-        """Make a retired member active again.
-
-        If other robots have waited too long for this member, it stays retired until the time
-        `Deadlines.back_at`.
-        """
-        if now < self.deadlines.back_at(member):
+        """Make a retired member active again, unless it must stay away for some more time."""
+        patience = member.patience
+        if patience.place == COUNTED or patience.stays_away(now, self.patience):
             return []
         start = self._start_iteration()
         member.iteration = max(member.iteration, start)
         np.maximum(member.versions, start, out=member.versions)
         self._count_slowest(member)
         member.bound = self.method.row_bound
-        member.paid = now  # otherwise a waiting member would retire and return again and again
-        member.take_place('return')
+        patience.take_back(now)
         return [Notice(member.robot, 'returned', f'at iteration {member.iteration}')]
 
     # -- it waits until it may continue ------------------------------------------------------------
 
     def _release(self, now: float) -> list[Action]:
         """Start the pull of every waiting member that may continue according to the method."""
-        active, deadlines, method = self.active(), self.deadlines, self.method
+        active, method, config = self.active(), self.method, self.config
         fleet = self._standings()
-        deadlines.follow(active)
-        deadlines.forget_due()
-        gone = {name for name, m in self.members.items() if not m.alive or m.place == RETIRED}
+        self.patience = fleet_patience((m.period for m in active), config.patience,
+                                       config.heartbeat_limit)
+        self._dues = None
+        gone = {name for name, m in self.members.items()
+                if not m.alive or m.patience.place == RETIRED}
         self.aggregation.settle(fleet, frozenset(gone | (self.missing - self.members.keys())))
         if self.stopping:
             return self._drain(now)
@@ -326,9 +331,7 @@ class Server:
         widest = max((m.bound for m in active if method.by_row), default=0.0)
         least = widest if widest > method.row_bound else 0.0
         actions: list[Action] = []
-        former = deadlines.waited_for
-        waited_for: dict[str, float] = {}
-        deadlines.waited_for = waited_for
+        awaited: set[str] = set()
         for member in () if self.paused else active:
             if member.state == WAITING:
                 member.waiting_for = method.held_up_by(member.robot, fleet, least)
@@ -336,7 +339,9 @@ class Server:
                     method.on_wait(member.robot, now - member.since)
                     actions += self._grant(member, now)
                 else:
-                    waited_for |= {robot: former.get(robot, now) for robot in member.waiting_for}
+                    awaited.update(member.waiting_for)
+        for member in self.members.values():
+            member.patience.wait(member.robot in awaited, now)
         return actions
 
     def _grant(self, member: Member, now: float) -> list[Action]:
@@ -379,7 +384,7 @@ class Server:
         else:
             plan = plans.everything(partition, np.flatnonzero(candidates))
         member.pulled_at[~differ] = member.iteration
-        left = patience(member, active, method)
+        left = leeway(member, active, method)
         codec = plans.affordable(plan, partition, self.codec, SMALLER, member.link.rate, left)
         iteration, step = method.grant(member.robot, member.iteration)
         staleness = member.iteration - min(m.slowest for m in active)
@@ -442,7 +447,7 @@ class Server:
     def _send(self, member: Member, transfer: Transfer, now: float) -> list[Action]:
         """Begin a transfer to a member."""
         member.attempt += 1
-        member.advance(now, heard=False)
+        member.patience.advance(now)
         number = TransferId(member.incarnation ^ self.incarnation, transfer.kind,
                             member.iteration, member.attempt)
         member.sender = Sender(number, self._partition_of(transfer.kind), transfer.plan,
@@ -454,7 +459,7 @@ class Server:
         if member.sender is None:
             return []
         messages = member.sender.poll(now)
-        self.deadlines.note_due(member)
+        self._note_due(member)
         return [Send(member.robot, message) for message in messages]
 
     def on_ack(self, robot: str, ack: Ack, now: float) -> list[Action]:
@@ -468,10 +473,10 @@ class Server:
             return []
         before = sender.segments_arrived
         sender.on_ack(ack, now)
-        member.heard = now
+        member.patience.hear(now)
         if sender.segments_arrived > before:
-            member.bring(sender.segments_arrived - before, before, sender.plan.wanted,
-                         sender.partition.segments, self.deadlines.patience, now)
+            member.patience.bring(sender.segments_arrived - before, before, sender.plan.wanted,
+                                  sender.partition.segments, self.patience, now)
         return self._poll(member, now)
 
     def on_receipt(self, robot: str, receipt: Receipt, now: float) -> list[Action]:
@@ -495,7 +500,8 @@ class Server:
             return []
         sender, member.sender = member.sender, None
         kind = sender.transfer.kind
-        member.advance(now, computes=kind in (Kind.PULL, Kind.ANCHOR))
+        member.patience.hear(now)
+        member.patience.advance(now, computes=kind in (Kind.PULL, Kind.ANCHOR))
         if kind in (Kind.SNAPSHOT, Kind.FINAL):
             member.mirror.stored(sender.taken_chunks())
             member.pulled_at[:] = self.iteration
@@ -511,7 +517,7 @@ class Server:
         if math.isfinite(sender.mta_duration):  # infinity means that the MTA has not arrived
             member.pull_mta = sender.mta_duration
         member.move('pulled')
-        self.deadlines.note_due(member)  # the end of a run may not wait for its push
+        self._note_due(member)  # the end of a run may not wait for its push
         return []
 
     # -- it pushes ---------------------------------------------------------------------------------
@@ -524,7 +530,7 @@ class Server:
         if member.push.is_closed(chunk.transfer):  # a repeated chunk: the receipt was lost
             assert member.push.receipt is not None
             if member.push.has(chunk.sequence):
-                member.heard = now
+                member.patience.hear(now)
             return [Send(robot, member.push.acknowledge(chunk, now)),
                     Send(robot, member.push.receipt)]
         if member.state != TRAINING:
@@ -533,7 +539,7 @@ class Server:
         actions: list[Action] = [Send(robot, ack)]
         if not member.push.is_open(chunk.transfer):
             return actions
-        member.heard = now  # even a repeated chunk shows that the robot is running
+        member.patience.hear(now)  # even a repeated chunk shows that the robot is running
         if rows is not None:
             actions += self._apply(member, rows, now)
         if self.aggregation.counts(member) \
@@ -565,7 +571,7 @@ class Server:
             if member.sender is not None:
                 # ask for the receipt again, because it may have been lost
                 member.sender.on_heard(now)
-                self.deadlines.note_due(member)
+                self._note_due(member)
         return []
 
     def _apply(self, member: Member, rows: Received, now: float) -> list[Action]:
@@ -577,11 +583,8 @@ class Server:
         known = self._partition_of(rows.transfer.kind)
         if rows.ids[-1] >= known.segments:  # the robot has unfrozen a parameter
             self.grow()
-        computed = not math.isnan(member.computes)
-        member.bring(rows.ids.size, push.taken - rows.ids.size, member.wanted,
-                     push.rows_of(rows.transfer).segments, self.deadlines.patience, now)
-        if computed:  # from now on, heartbeats do not postpone the deadline of this member
-            self.deadlines.note_due(member)
+        member.patience.bring(rows.ids.size, push.taken - rows.ids.size, member.wanted,
+                              push.rows_of(rows.transfer).segments, self.patience, now)
         if known.are_buffers(rows.ids):
             return self._apply_buffers(member, rows)
         robots = len(self.active())
@@ -626,7 +629,8 @@ class Server:
         receipt, taken = closed
         actions: list[Action] = [Send(robot, receipt)]
         if taken is not None:
-            member.advance(now)
+            member.patience.hear(now)
+            member.patience.advance(now)
             self._note_switched(member, end.switched)
             # The reported duration decides how long every transfer of the fleet sends. It may be
             # false, so limit it.
@@ -723,17 +727,17 @@ class Server:
         member = self.members.get(robot)
         if member is None or not self.is_member(robot, incarnation):
             return []
-        member.heard, member.loss = now, loss
-        deadlines = self.deadlines
-        if state == COMPUTING and member.as_usual(now, deadlines.patience, self.members.values()):
-            member.progress = now
-            member.paid = now
+        patience, member.loss = member.patience, loss
+        patience.hear(now)
+        if state == COMPUTING:
+            patience.compute(now, self.patience,
+                             (m.patience.usual for m in self.members.values()))
         if state not in (COMPUTING, STARVED) and member.has_to_act \
-                and now >= deadlines.out_of_step_at(member):
+                and now >= patience.lost_at(self.patience):
             # The member and the server wait for each other; a forged receipt can cause this. The
             # worker notices that it was dropped and registers again. Then worker and server
             # continue with the rows that they really have.
-            detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
+            detail = f'no progress for {now - patience.progress:.1f} s while {member.state}'
             return [Notice(member.robot, 'out_of_step', f'{detail}; it must register again'),
                     *self._without(member, 'silent', now)]
         if member.sender is None:
@@ -754,27 +758,26 @@ class Server:
 
     def _drop(self, member: Member, event: str, now: float) -> None:
         """Remove a member by ``event``, see the table `MEMBER`; then no robot waits for it."""
-        self.deadlines.stands_for(member, now)
+        member.patience.fail(now, self.patience)
         member.move(event)
         member.waiting_for = []
 
     def _retire(self, member: Member, now: float) -> list[Action]:
         """Retire a member that makes no progress; if the run is ending, drop it instead."""
-        detail = f'no progress for {now - member.progress:.1f} s while {member.state}'
+        patience = member.patience
+        detail = f'no progress for {now - patience.progress:.1f} s while {member.state}'
         if self.stopping:
             return self._give_up(member, detail, now)
-        if member.paid < member.progress and member.state == TRAINING:
+        if patience.paid < patience.progress and member.state == TRAINING:
             detail = (f'only {member.push.taken} of {self.partition.segments} rows of its push in '
                       f'{now - member.granted_at:.1f} s')
-        if owed := member.owed(now):
-            detail += f', after the others had waited {owed:.1f} s for it before'
-        self.deadlines.stands_for(member, now)
-        member.take_place('retire')
-        return [Notice(member.robot, 'retired', f'{detail}; the others go on')]
+        patience.retire(now, self.patience)
+        again = f' without it for at least {patience.away:.1f} s, because it was so before' \
+            if patience.away else ''
+        return [Notice(member.robot, 'retired', f'{detail}; the others go on{again}')]
 
     def on_time(self, now: float) -> list[Action]:
         """Handle everything that is due: retransmissions, time-outs, missing heartbeats."""
-        deadlines = self.deadlines
         actions: list[Action] = []
         lost = now >= self.missed_at
         if lost:
@@ -782,24 +785,23 @@ class Server:
         if now >= self.method.deadline:
             self.method.on_time(now)
             lost = True  # now the method may let waiting members continue
-        dues = deadlines.all_due(self.members)
-        for robot in [robot for robot, due in dues.items() if now >= due]:
+        for robot in [robot for robot, due in self._all_due().items() if now >= due]:
             member = self.members[robot]
-            if member.alive and now >= deadlines.away_at(member):
+            if member.alive and (member.patience.is_silent(now) or now >= self.stop_by):
                 self._drop(member, 'silent', now)
                 lost = True
-            elif now >= deadlines.drains_at(member):
+            elif now >= self._drains_at(member):
                 actions += self._end_iteration(member, now)
                 lost = True
-            elif member.alive and now >= deadlines.retires_at(member):
+            elif member.alive and now >= self._retires_at(member):
                 actions += self._retire(member, now)
                 lost = True
-            elif member.alive and now >= deadlines.back_at(member):
+            elif now >= self._back_at(member):
                 actions += self._take_back(member, now)
                 lost = True
-            elif member.alive and member.sender is not None and now >= member.sender.deadline:
+            elif member.sender is not None and now >= member.sender.deadline:
                 actions += self._poll(member, now)
-            deadlines.note_due(member)
+            self._note_due(member)
         if lost:
             actions += [*self._release(now), *self._finish()]
         return actions
@@ -811,7 +813,7 @@ class Server:
         Infinity means never.
         """
         return min(self.missed_at, self.method.deadline,
-                   *self.deadlines.all_due(self.members).values())
+                   *self._all_due().values())
 
     def deadline_of(self, robot: str) -> float:
         """Return the time by which `on_time` must be called for this robot.
@@ -819,8 +821,48 @@ class Server:
         Infinity means never.
         """
         member = self._living(robot)
-        return math.inf if member is None else min(self.deadlines.due(member),
-                                                   self.method.deadline)
+        return math.inf if member is None else min(self._due(member), self.method.deadline)
+
+    def _due(self, member: Member) -> float:
+        """Return the time at which the server must act on a member; infinity means never."""
+        if not member.alive:
+            return math.inf
+        due = min(member.patience.silent_at, self.stop_by, self._retires_at(member),
+                  self._back_at(member), self._drains_at(member))
+        return due if member.sender is None else min(due, member.sender.deadline)
+
+    def _retires_at(self, member: Member) -> float:
+        """Return the time at which a member without progress retires."""
+        if self.stopping:  # an overdue member is dropped for good, so wait longer
+            limit = max(self.patience, self.config.heartbeat_limit)
+            return math.inf if member.state == WAITING else member.patience.progress + limit
+        return member.patience.retires_at(self.patience) if member.has_to_act else math.inf
+
+    def _back_at(self, member: Member) -> float:
+        """Return the time at which a retired member that waits becomes active again."""
+        patience = member.patience
+        return patience.until if patience.place == RETIRED and member.state == WAITING \
+            else math.inf
+
+    def _drains_at(self, member: Member) -> float:
+        """Return the time at which the end of a run cuts a member's iteration short."""
+        sending = member.sender is None or member.sender.state == SENDING
+        return self.drain_at if member.state in BUSY and sending else math.inf
+
+    def _all_due(self) -> dict[str, float]:
+        """Return a map from each robot to a time that is not later than the result of `_due`.
+
+        If an event postpones the due time of a member, the map may keep the former, earlier time.
+        So most changes of a member need no new computation.
+        """
+        if self._dues is None:
+            self._dues = {robot: self._due(member) for robot, member in self.members.items()}
+        return self._dues
+
+    def _note_due(self, member: Member) -> None:
+        """Compute a member's due time again, because the time may have become earlier."""
+        if self._dues is not None:
+            self._dues[member.robot] = self._due(member)
 
     def on_held_up(self, seconds: float, now: float) -> None:
         """Take into account that this process did not run for ``seconds``.
@@ -828,12 +870,7 @@ class Server:
         This time does not count as a delay of any member.
         """
         for member in self.members.values():
-            member.heard = min(member.heard + seconds, now)
-            member.progress = min(member.progress + seconds, now)
-            member.paid += seconds
-        waited_for = self.deadlines.waited_for
-        for robot in waited_for:
-            waited_for[robot] += seconds
+            member.patience.excuse(seconds, now)
 
     # -- control of the run ------------------------------------------------------------------------
 
@@ -863,8 +900,8 @@ class Server:
         """Continue after a pause; the pause does not count as a delay of any robot."""
         self.paused = False
         for member in self.members.values():
-            member.since = member.progress = member.paid = now
-        self.deadlines.waited_for = {}
+            member.since = now
+            member.patience.forget(now)
         return self._release(now)
 
     def stop(self, now: float) -> list[Action]:
@@ -875,9 +912,10 @@ class Server:
         if self.stopping:
             return []
         self.state = SERVER.after(self.state, 'stop')
-        self.deadlines.stop(now + self.config.drain_limit, now + self.config.stop_limit)
+        self.drain_at, self.stop_by = now + self.config.drain_limit, now + self.config.stop_limit
+        self._dues = None
         for member in self.members.values():
-            member.progress = now  # each member gets the full patience again
+            member.patience.progress = now  # each member gets the full patience again
         return [*self._drain(now), *self._finish()]
 
     def _end_iteration(self, member: Member, now: float) -> list[Action]:
@@ -896,7 +934,7 @@ class Server:
             self._close(member, member.push.close())
             assert member.push.receipt is not None
             actions = [Send(member.robot, member.push.receipt)]
-        member.advance(now, heard=False)
+        member.patience.advance(now)
         member.move('pushed')
         return actions
 
