@@ -54,6 +54,14 @@ TEST_KEYS = {'hypothesis': 'python3-hypothesis', 'ortools': 'python3-ortools-pip
 # that is missing.
 OPTIONAL = {'PyQt6', 'adapters', 'cupy', 'distributed', 'flwr', 'grpc', 'h5py', 'hivemind', 'jtop',
             'lerobot', 'mlflow', 'nvflare', 'openpi_client', 'tensorboard', 'torchft', 'websockets'}
+# Modules that one package imports only where they are needed, as above.
+ON_NEED = {'fleet_env': {'matplotlib'}, 'lopinfer_node': {'matplotlib'}, 'rog_tasks': {'sklearn'}}
+# What a robot installs (docs/start/real_robots.md), and the packages that it can do without.
+ON_ROBOTS = ('fleet_env', 'fleet_link', 'fleet_ros', 'fleet_compute', 'fleet_models', 'rog_core',
+             'rog_methods_local', 'rog_tasks', 'rog_ros', 'rog_ps', 'rog_worker', 'lopinfer_node',
+             'rrto_bridge', 'fleet_policy')
+NOT_ON_ROBOTS = ('distributed', 'joblib', 'matplotlib', 'nicegui', 'ortools', 'sklearn', 'rog_sim',
+                 'rog_studies', 'fleet_emulation', 'rog_view')
 
 
 def imports(package):
@@ -104,7 +112,7 @@ def test_a_package_imports_what_the_table_says(package):
 @pytest.mark.parametrize('package', PLACES)
 def test_package_xml_names_what_is_imported(package):
     named = manifest(package, 'depend', 'exec_depend')
-    used = modules(package) - OPTIONAL
+    used = modules(package) - OPTIONAL - ON_NEED.get(package, set())
     assert {KEYS.get(module, module) for module in used} <= named
     others = {key for key in named if key.startswith('python3-')}
     assert others <= {KEYS.get(module) for module in used}, 'named and not imported'
@@ -113,6 +121,22 @@ def test_package_xml_names_what_is_imported(package):
     assert {PIP.get(module, module) for module in used if module in KEYS} == {
         re.match(r"'([\w.-]+)", one.strip())[1] for one in required.split(',') if one.strip()
     }
+
+
+def test_a_robot_needs_neither_the_laboratory_nor_pictures():
+    """Every file of what a robot installs is imported without the packages that it lacks."""
+    names = ['.'.join(file.relative_to(PLACES[package].parent).with_suffix('').parts)
+             for package in ON_ROBOTS for file in sorted(PLACES[package].rglob('*.py'))
+             if file.stem not in ('__main__', 'sitecustomize', 'plot_style', 'plots', 'picture')]
+    program = f"""
+import importlib, sys
+for name in {NOT_ON_ROBOTS}:
+    sys.modules[name] = None
+for name in {names}:
+    importlib.import_module(name.removesuffix('.__init__'))
+"""
+    done = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 def needs(package):

@@ -68,6 +68,10 @@ class PictureError(FleetEnvError):
     """An image (`fleet_env.pictures`) is invalid or cannot be decoded; the message names it."""
 
 
+class PackageError(FleetEnvError):
+    """An optional package is needed and not installed; the message says how to install it."""
+
+
 class DurableError(FleetEnvError):
     """A save (`fleet_env.durable`) cannot be written, or every save is damaged."""
 

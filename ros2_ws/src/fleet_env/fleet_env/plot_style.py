@@ -1,6 +1,7 @@
 """The style of all figures of the suite: sizes and fonts, as in a two-column paper.
 
-This module works without a display.
+This module works without a display. Its import raises PackageError without matplotlib, which only
+pictures need.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from fleet_env.errors import PackageError
+
+try:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise PackageError('pictures need the package matplotlib: pip install matplotlib') from error
 
 COLUMN = 3.4  # width of a column of a two-column paper in inches
 PAGE = 7.0    # width of both columns in inches

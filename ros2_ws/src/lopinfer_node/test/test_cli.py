@@ -5,13 +5,14 @@ testing/test_documents.py runs `lopinfer demo`, which starts processes.
 
 import json
 import signal
+import sys
 from argparse import ArgumentTypeError
 
 import pytest
 import torch
 from fleet_testing import eventually
 from lopinfer_node.cli import rig
-from lopinfer_node.cli.choice import bandwidths
+from lopinfer_node.cli.choice import bandwidths, picture
 from lopinfer_node.cli.main import main
 from lopinfer_node.errors import ModelError, ProfileError
 from lopinfer_node.model.traced import trace
@@ -49,6 +50,22 @@ def test_plan_prints_a_row_per_bandwidth_writes_the_table_and_draws(profile, tmp
     assert picture.read_bytes().startswith(PNG)
     with pytest.raises(ProfileError):
         PlanTable.load(trace(small().eval(), torch.zeros(1, 3, 16, 16)).graph, out)
+
+
+@pytest.mark.parametrize('verb', [['compare', *MODEL], ['plan', *MODEL, '--plot']])
+def test_pictures_without_matplotlib_are_refused_before_anything_is_computed(
+        verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    for name in ('fleet_env.plot_style', 'lopinfer_node.planning.plots'):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr('fleet_env.plot_style', raising=False)
+    assert main(verb) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        '', 'lopinfer: pictures need the package matplotlib: pip install matplotlib\n')
+    with pytest.raises(ArgumentTypeError, match='pip install matplotlib'):
+        picture('plan.png')
 
 
 @pytest.mark.parametrize(('text', 'found'), [

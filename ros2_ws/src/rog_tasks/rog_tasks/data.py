@@ -5,12 +5,13 @@ any other loader as ``package.module:function``.
 """
 
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import torch
 
 from rog_tasks.cache import Tensors, cached, digest, digest_of
+from rog_tasks.errors import DataError
 from rog_tasks.formats import cifar10, cifar100, fashion_mnist, fed_cifar100, mnist
 from rog_tasks.image_data import ImageData
 from rog_tasks.image_folder import image_folder
@@ -24,9 +25,16 @@ def digits(seed: int = 0) -> ImageData:
 
     The split is stratified and depends on ``seed``. The user's cache keeps the split, because
     importing scikit-learn takes longer than anything else that a robot does before it trains.
+
+    :raises DataError: scikit-learn is not installed.
     """
     seed %= 2**32
-    found = cached('images', digest('digits', version('scikit-learn'), np.__version__, str(seed)),
+    try:
+        release = version('scikit-learn')
+    except PackageNotFoundError as error:
+        raise DataError("the data 'digits' comes with the package scikit-learn, which most robots "
+                        'do without: pip install scikit-learn') from error
+    found = cached('images', digest('digits', release, np.__version__, str(seed)),
                    lambda: _split_digits(seed))
     return ImageData(found['train'], found['train_labels'], found['test'], found['test_labels'], 10,
                      digest_of(found))

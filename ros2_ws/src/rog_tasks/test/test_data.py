@@ -1,6 +1,7 @@
 """Data sets that need no file are correct, and data sets of a wrong form are refused."""
 
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -19,6 +20,14 @@ def test_digits_are_split_evenly_over_the_classes():
     assert torch.bincount(data.test_labels).min() >= 34
     assert torch.equal(data.train_labels, digits(3).train_labels)
     assert not torch.equal(data.train_labels, digits(4).train_labels)
+
+
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+    monkeypatch.setattr('rog_tasks.data.version', missing)
+    with pytest.raises(DataError, match='pip install scikit-learn'):
+        digits()
 
 
 def test_digits_are_read_by_scikit_learn_once(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from fleet_env.command import at_least_one
+from fleet_env.errors import PackageError
 
 from ..errors import ModelError, ProfileError
 
@@ -182,6 +183,10 @@ def picture(text: str) -> str:
     """Parse the path of a picture that will be drawn; '' stands for the default."""
     if not text:
         return text
+    try:
+        from fleet_env import plot_style  # noqa: F401
+    except PackageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     from matplotlib.backend_bases import FigureCanvasBase
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if new_file(text).suffix.lstrip('.').lower() not in ('', *known):

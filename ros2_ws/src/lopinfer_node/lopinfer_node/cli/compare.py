@@ -13,7 +13,6 @@ from fleet_env.links.trace import LinkTrace, read_trace
 from ..model.graph import Graph
 from ..planning.evaluate import replay, tables
 from ..planning.plan import Plan
-from ..planning.plots import draw_bandwidth, draw_breakdown
 from ..planning.table import BANDWIDTHS
 from ..planning.timeline import Costs, Link, estimate
 from .choice import above_zero, add_machines, add_model, print_table, problem
@@ -37,6 +36,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..planning.plots import draw_bandwidth, draw_breakdown
+
     trace = read_trace(options.trace) if options.trace else None
     options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     graph, costs = problem(options)

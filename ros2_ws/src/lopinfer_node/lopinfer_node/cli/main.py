@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fleet_env.command import command_parser, os_error_text, use_utf8
-from fleet_env.errors import SettingError, TraceError
+from fleet_env.errors import PackageError, SettingError, TraceError
 from fleet_link.errors import KeyFileError
 
 from ..errors import LopinferError
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser(name).parse_args(arguments)
         return options.run(options)
-    except (LopinferError, SettingError, TraceError, KeyFileError) as error:
+    except (LopinferError, PackageError, SettingError, TraceError, KeyFileError) as error:
         print(f'lopinfer: {error}', file=sys.stderr)
         return 2
     except OSError as error:  # an error of a file or directory that the user named

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..model.graph import Graph, Kind
 from ..planning.baselines import BASELINES
 from ..planning.objective import Objective
 from ..planning.plan import DEVICE, SERVER, Plan
-from ..planning.plots import View, draw_timeline
 from ..planning.table import plan_table
 from ..planning.timeline import Costs, Link, estimate
 from .choice import (
@@ -24,6 +24,9 @@ from .choice import (
     print_table,
     problem,
 )
+
+if TYPE_CHECKING:
+    from ..planning.plots import View
 
 PICTURES = (2e6, 8e6, 20e6)   # bandwidths in bytes/s for which --plot draws timelines
 
@@ -49,6 +52,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.plot is not None:
+        from ..planning.plots import draw_timeline
     graph, costs = problem(options)
     objective = Objective(options.weight, options.deadline)
     started = time.perf_counter()
@@ -81,6 +86,7 @@ def _run(options: argparse.Namespace) -> int:
 def views(graph: Graph, costs: Costs, rates: tuple[float, ...], plans: tuple[Plan, ...],
           latency: float) -> list[View]:
     """Return timelines of DSCCS and LOPInfer at a low, a middle and a high bandwidth."""
+    from ..planning.plots import View
     chosen = sorted({min(range(len(rates)), key=lambda k: abs(rates[k] - wanted))
                      for wanted in PICTURES})
     found = []

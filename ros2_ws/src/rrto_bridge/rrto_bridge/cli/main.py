@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fleet_env.command import command_parser, os_error_text, use_utf8
-from fleet_env.errors import SettingError
+from fleet_env.errors import PackageError, SettingError
 from fleet_ros.ending import end_with_launcher
 
 from . import bench, demo, run, serve, status
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # started.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return int(options.call(options))
-    except SettingError as error:
+    except (PackageError, SettingError) as error:
         print(f'rrto: {error}', file=sys.stderr)
         return 2
     except OSError as error:   # such as a full disk
