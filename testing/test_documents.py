@@ -89,6 +89,7 @@ RUN = {
     'source .venv/bin/activate': Short(f'source {ROOT}/.venv/bin/activate; rog --help',
                                        says='VERB', needs=ROOT / '.venv/bin/activate'),
     'rog fleet up outdoor --minutes 2': Short(**TRAINS),
+    'rog fleet up outdoor --bag statuses': Short('rog fleet up quick.yaml --bag there', **TRAINS),
     'rog sim outdoor --sync rsp:4 --minutes 60 --robots 4':
         Short('rog sim outdoor --sync rsp:4 --minutes 0.2 --robots 4'),
     'rog compare outdoor --sync bsp,ssp:4,asp,rsp:4,rsp:20':

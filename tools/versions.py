@@ -115,10 +115,11 @@ def lopinfer(robot: str, server: str, folder: Path) -> str:
 
 def tests(robot: str, server: str, folder: Path, package: str) -> str:
     """Run the short tests of a package; return what they counted."""
-    where = ROOT / 'ros2_ws' / 'src' / package
+    where, variables = ROOT / 'ros2_ws' / 'src' / package, environment_of(robot)
+    del variables['CUDA_VISIBLE_DEVICES']  # which the programs of the tests would report
     done = subprocess.run([robot, '-m', 'pytest', '-q', '-m', 'not long', '-p', 'no:cacheprovider',
-                           '--hypothesis-profile=few', 'test'], env=environment_of(robot),
-                          cwd=where, text=True, capture_output=True, check=False)
+                           '--hypothesis-profile=few', 'test'], env=variables, cwd=where,
+                          text=True, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError('\n'.join(done.stdout.splitlines()[-30:]))
     return done.stdout.splitlines()[-1]

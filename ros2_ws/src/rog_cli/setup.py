@@ -11,7 +11,7 @@ setup(
         ('share/' + package_name, ['package.xml']),
         ('lib/' + package_name, ['scripts/rog', 'scripts/fleet']),
     ],
-    install_requires=['numpy', 'rich', 'safetensors', 'torch>=2.4'],
+    install_requires=['numpy', 'rich', 'rosbags', 'safetensors', 'torch>=2.4'],
     extras_require={'test': ['pytest']},
     zip_safe=True,
     maintainer='The ROG founders',

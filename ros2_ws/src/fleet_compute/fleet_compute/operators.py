@@ -28,6 +28,7 @@ _FIXED = ('one_hot', 'repeat_interleave')
 # Operators that the rule would admit; the names are those of whole operators.
 _DENIED = re.compile('|'.join((
     'from_file',                                    # opens a file
+    'shallow_copy_data_',                           # `.data =`
     '_efficientzerotensor', 'set_?', 'resize.*', '_resize_output.*', 'is_set_to', 'is_pinned',
     # tensors that are not dense, or of a library that has its own memory formats
     r'.*(sparse|quantiz|nested|mkldnn|_cslt|_cs[rc]|_coo|_bs[rc]|coalesce|padded_tensor).*',

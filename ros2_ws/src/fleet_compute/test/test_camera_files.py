@@ -252,7 +252,7 @@ def test_a_side_that_decodes_differently_gets_pixels():
 
 
 @given(st.data())
-def test_damaged_files_are_refused(data):
+def test_damaged_files_are_refused(quick, data):
     tensor = tensor_of(file(40, 30))
     whole, elements = sent(tensor)
     damaged = bytearray(whole)
@@ -275,7 +275,7 @@ def test_a_file_that_claims_many_pixels_is_refused():
         decode(whole[:29] + data.getvalue(), len(elements))
 
 
-def test_a_usual_picture_takes_as_many_bytes_as_a_photograph():
+def test_a_usual_picture_takes_as_many_bytes_as_a_photograph(quick):
     pixels, jpeg = typical(224, 224), typical(224, 224, as_file=True)
     assert pixels.shape == jpeg.shape == (1, 3, 224, 224) and pixels.dtype == jpeg.dtype
     assert file_of(pixels) is None and torch.equal(pixels, typical(224, 224))

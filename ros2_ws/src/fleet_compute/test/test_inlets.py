@@ -90,7 +90,7 @@ NORMALISED = ((torch.from_numpy(PHOTO).permute(2, 0, 1)[None].float() / 255
     (torch.randn(1, 64, 30, 30, generator=torch.Generator().manual_seed(0)).relu(), SPARSE, .5),
     (torch.arange(5000), PLANES, .3), (torch.rand(64, 64) > .9, PLANES, .2),
     (torch.zeros(1000), PLANES, .05)])
-def test_what_models_send_gets_much_smaller(tensor, codec, most):
+def test_what_models_send_gets_much_smaller(tensor, codec, most, quick):
     last = tensor.ndim == 4 and not tensor.is_contiguous()
     form = torch.channels_last if last else torch.contiguous_format
     flat = tensor.contiguous(memory_format=form).as_strided((tensor.numel(),), (1,))

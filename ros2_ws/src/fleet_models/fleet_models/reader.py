@@ -96,7 +96,7 @@ class Reader:
         # The arguments of this process, such as a name by a launch file, are for its own node.
         self._node = Node('model_reader', namespace=robot, context=self._context,
                           use_global_arguments=False)
-        bound_parameters(self._node, writable=False)
+        bound_parameters(self._node)
         self._session: Session | None = None
         self._client: ServiceClient | None = None
         self._asked: Any = None        # future of the request for a session

@@ -18,7 +18,7 @@ from rclpy.node import Node
 
 from .ending import STAYS
 from .exposure import key_file
-from .parameters import declare_early, declared
+from .parameters import declare_early
 from .process import is_users
 from .services import bound_parameters, is_name
 
@@ -55,7 +55,7 @@ class ManagedNode(LifecycleNodeMixin, Node):
 
     def __init__(self, name: str, model: type[ManagedSettings], **options: Any) -> None:
         Node.__init__(self, name, **options)
-        bound_parameters(self, any(knob.live for knob in declared(model)))
+        bound_parameters(self)
         self._model = model
         self.held = ExitStack()
         self.configured = self.active = self.done = False

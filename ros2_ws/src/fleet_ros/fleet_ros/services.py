@@ -19,16 +19,17 @@ from rclpy.parameter import Parameter
 # but not this clock.
 STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 MOST = 1000    # maximum number of names, prefixes or parameters in a call; our nodes have fewer
-SETTERS = ('set_parameters', 'set_parameters_atomically')
 PARAMETER_SERVICES = ('describe_parameters', 'get_parameters', 'get_parameter_types',
-                      'list_parameters', *SETTERS)
+                      'list_parameters', 'set_parameters', 'set_parameters_atomically')
 TYPES = 'get_type_description'  # besides `PARAMETER_SERVICES`, rclpy gives nodes only this service
 NAME = 256     # maximum number of characters in the name of a type, a hash or a transition
 
 
 def close_parameters(node: Node) -> None:
     """Remove the parameter services of a node, because a call to them does not name its sender."""
-    _destroy(node, PARAMETER_SERVICES)
+    for service in list(node.services):
+        if _is_one_of(service, PARAMETER_SERVICES):
+            node.destroy_service(service)
 
 
 def is_name(text: str) -> bool:
@@ -39,14 +40,12 @@ def is_name(text: str) -> bool:
     return text.isprintable() and len(text) <= NAME
 
 
-def bound_parameters(node: Node, writable: bool) -> None:
+def bound_parameters(node: Node) -> None:
     """Limit the size of calls to the services that rclpy gives a node, and catch their errors.
 
-    :param writable: whether any parameter can be changed while the node runs. If not, remove the
-        services that change parameters.
+    A node without parameters that can change keeps the services that change them, because
+    `ros2 param list`, `get` and `describe` wait for all services. Its descriptors refuse a change.
     """
-    if not writable:
-        _destroy(node, SETTERS)
     for service in node.services:
         if _is_one_of(service, (*PARAMETER_SERVICES, TYPES)):
             service.callback = _bounded(node, service.callback)
@@ -55,12 +54,6 @@ def bound_parameters(node: Node, writable: bool) -> None:
 
 def _is_one_of(service: Any, names: tuple[str, ...]) -> bool:
     return service.srv_name.rpartition('/')[2] in names
-
-
-def _destroy(node: Node, names: tuple[str, ...]) -> None:
-    for service in list(node.services):
-        if _is_one_of(service, names):
-            node.destroy_service(service)
 
 
 def _bounded(node: Node, answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

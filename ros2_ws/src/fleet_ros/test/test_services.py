@@ -8,7 +8,6 @@ from fleet_ros.parameters import declare
 from fleet_ros.services import (
     MOST,
     PARAMETER_SERVICES,
-    SETTERS,
     bound_parameters,
     close_parameters,
 )
@@ -56,10 +55,10 @@ class Bench(OneProcess):
     def managed(self, model):
         return self.add(Managed(model, context=self.context))
 
-    def plain(self, **options):
+    def plain(self):
         node = self.add(Node('thing', context=self.context))
         node.declare_parameter('mode', 'slow')
-        bound_parameters(node, **options)
+        bound_parameters(node)
         return node
 
 
@@ -79,8 +78,11 @@ def of_type(number, name='mode'):
     return ParameterMessage(name=name, value=ParameterValue(type=number))
 
 
-def test_a_node_that_takes_no_changes_offers_no_service_for_them(bench):
-    assert offered(bench.managed(Fixed)) == {*PARAMETER_SERVICES} - {*SETTERS}
+def test_a_node_that_takes_no_changes_refuses_them(bench):
+    assert offered(bench.managed(Fixed)) == {*PARAMETER_SERVICES}   # ros2 param waits for all
+    more = Parameter('things', value=4).to_parameter_msg()
+    result, = bench.call(SetParameters, 'set_parameters', parameters=[more]).results
+    assert not result.successful and 'read-only' in result.reason
     listed = bench.call(ListParameters, 'list_parameters').result.names
     assert 'things' in listed
     assert bench.call(GetParameters, 'get_parameters',
@@ -121,7 +123,7 @@ def test_the_clock_of_a_node_cannot_be_changed(bench):
 
 
 def test_a_call_that_names_too_much_is_answered_with_nothing(bench):
-    bench.plain(writable=True)
+    bench.plain()
     assert not bench.call(GetParameters, 'get_parameters', names=['mode'] * (MOST + 1)).values
     assert len(bench.call(GetParameters, 'get_parameters', names=['mode'] * MOST).values) == MOST
 

@@ -195,7 +195,7 @@ class OffloadedModel:
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')
         self._node = Node('lopinfer', namespace=self._robot, context=self._context,
                           use_global_arguments=False)
-        bound_parameters(self._node, writable=False)
+        bound_parameters(self._node)
         try:
             client = Servers(self._node, traced, self._options)
         except Exception:

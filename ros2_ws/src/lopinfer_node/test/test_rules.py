@@ -77,8 +77,12 @@ def test_a_footprint_is_just_what_the_derivative_says(name):
         others = tuple(i for i in range(x.dim()) if i != traced.axes[0])
         for lo in range(0, node.extent, 3):
             hi = min(node.extent, lo + 2)
-            grad, = torch.autograd.grad(y.narrow(node.axis, lo, hi - lo).square().sum(), x,
-                                        retain_graph=True)
+            total = y.narrow(node.axis, lo, hi - lo).square().sum()
+            try:
+                grad, = torch.autograd.grad(total, x, retain_graph=True)
+            except RuntimeError as error:
+                assert 'is not implemented' in str(error)
+                pytest.skip(str(error))     # that of aminmax in PyTorch 2.8
             used = grad.abs().amax(others).nonzero().flatten()
             hull = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
             assert hull == node.footprints[0].need(lo, hi), (node.name, lo, hi)

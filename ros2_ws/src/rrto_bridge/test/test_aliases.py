@@ -77,6 +77,9 @@ ALIASES = {
     'set_': lambda t: torch.empty(0, device=t.device).set_(t),
     'set_ of a view': lambda t: torch.empty(0, device=t.device).set_(t[1]),
     '.data =': lambda t: _data_set(torch.empty(0, device=t.device), t),
+    **({'shallow_copy_data_': lambda t: torch.ops.aten.shallow_copy_data_(
+        torch.empty(0, device=t.device), t)} if hasattr(torch.ops.aten, 'shallow_copy_data_')
+       else {}),
     'to': lambda t: t.to(t.device),
     'as_tensor': torch.as_tensor,
     'bits': lambda t: t.view(torch.int32),

@@ -243,7 +243,7 @@ GIVEN = {'can_device_access_peer': (0, 0), 'set_device': (0,), 'manual_seed': (1
          'set_sync_debug_mode': (0,), 'caching_allocator_delete': (0,), 'ExternalStream': (0,),
          'get_stream_from_external': (0,), 'change_current_allocator': (None,),
          'use_mem_pool': (0,), 'CUDAPluggableAllocator': ('a', 'b', 'c'), 'check_error': (0,),
-         'graph': (None,),
+         'graph': (None,), 'export_dot': ('file',), 'export_graph_data': ('file',),
          'caching_allocator_alloc': (1,), 'device_of': (torch.ones(1),), 'set_rng_state_all': ([],),
          'caching_allocator_enable': (True,), 'DeferredCudaCallError': ('',),
          'StreamContext': (None,)}

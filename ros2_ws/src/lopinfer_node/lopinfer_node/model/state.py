@@ -29,7 +29,9 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
     again. Otherwise, a model that caches a result would keep a tensor of the tracer, which has no
     values. The state of PyTorch's random generator for the CPU is also restored.
     """
-    containers: dict[int, tuple[Any, Any]] = {}
+    # After a trace that fails, PyTorch 2.8 leaves a hook there that refuses usual tensors.
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    containers: dict[int, tuple[Any, Any]] = {id(hooks): (hooks, hooks.copy())}
     tensors: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:

@@ -42,7 +42,7 @@ class ClientNode(Node):
 
     def __init__(self, **options: Any) -> None:
         super().__init__('lopinfer_client', **options)
-        bound_parameters(self, writable=False)
+        bound_parameters(self)
         self.error = ''              # why the node ended; '' if there was no error
         self.settings = s = declare(self, ClientSettings)
         if s.threads:

@@ -30,6 +30,7 @@ from rog_core.errors import ConfigError
 from rog_tasks.errors import TaskFailed
 from rog_tasks.task import check_task
 
+from ..display.recorder import check_bag, recorded
 from ..display.tracking import chosen_trackers, tracked
 from ..display.view import outcome, say_model, watch
 from ..launching.emulation import emulation
@@ -54,6 +55,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     up.add_argument('--resume', action='store_true', help='continue from the checkpoint in --out')
     up.add_argument('--emulate', action='store_true', help='run every robot in a network namespace '
                     'behind a radio link that replays its trace; needs root')
+    up.add_argument('--bag', type=place, metavar='DIR', help='record the statuses and /diagnostics '
+                    'as a new folder of rosbag2 (MCAP), for Foxglove, rog plot and rog view')
     add_trackers(up)
     up.set_defaults(run=_up)
     show = sub.add_parser('show', help='print a fleet file with all settings and their '
@@ -103,6 +106,10 @@ def _up(options: argparse.Namespace) -> int:
             emulation('check_rights')()
         else:  # the processes and the live view use these environment variables
             os.environ.update(dds_environment(fleet.network))
+        check_bag(options.bag)
+        if options.bag and options.emulate:
+            raise argparse.ArgumentTypeError('--emulate and --bag: the emulated network is heard '
+                                             'inside it only; choose one of them')
         below = child_fleets(fleet)
         if below and options.emulate:
             raise argparse.ArgumentTypeError('--emulate: child fleets cannot be emulated; start '
@@ -142,7 +149,8 @@ def _up(options: argparse.Namespace) -> int:
                 _say_check(fleet, names)
         except TaskFailed as error:
             return say_failure(error, out)
-        with tracked(out, options.tensorboard, options.mlflow, lambda: interruption.at_once):
+        with tracked(out, options.tensorboard, options.mlflow, lambda: interruption.at_once), \
+                recorded(options.bag, fleet.network.namespace):
             code = run_fleet(processes, fleet, interruption,
                              options.plain or not sys.stdout.isatty())
     leave_at_exit(code)

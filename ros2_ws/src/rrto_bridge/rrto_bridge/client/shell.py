@@ -164,7 +164,7 @@ class Link(Port):
                 raise
             raise ConfigError(explained(error, ())) from error
         release(self.node.destroy_node)
-        bound_parameters(self.node, writable=False)
+        bound_parameters(self.node)
         release(self._stop_receiving)
         release(Spinning(self.node).close)
         self._alarm = Alarm(self._ending_waits(self._on_alarm))

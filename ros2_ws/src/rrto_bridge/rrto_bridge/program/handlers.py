@@ -169,6 +169,8 @@ HANDLERS: dict[Any, Handler] = {
     aten._nested_tensor_from_mask.default: _from_mask,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten.set_.source_Tensor: _set_to,
+    # `.data =` as an operator, since PyTorch 2.15
+    **({aten.shallow_copy_data_.default: _set_to} if hasattr(aten, 'shallow_copy_data_') else {}),
     aten.set_.default: _set_empty,
     aten.set_.source_Storage: _set_storage,
     aten.set_.source_Storage_storage_offset: _set_storage,
