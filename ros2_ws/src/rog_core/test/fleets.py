@@ -28,7 +28,6 @@ class Below(Fleet):
 
     def start_server(self, master, state=None):
         super().start_server(master, state)
-        take, carry_out = self.update.take, self.update.carry_out
 
         def counted(call):
             def counting(*arguments):
@@ -36,7 +35,8 @@ class Below(Fleet):
                 call(*arguments)
                 self.own = self.own + before - self.server.master
             return counting
-        self.update.take, self.update.carry_out = counted(take), counted(carry_out)
+        for name in ('take', 'settle'):
+            setattr(self.update, name, counted(getattr(self.update, name)))
 
 
 class FleetAsRobot(Robot):

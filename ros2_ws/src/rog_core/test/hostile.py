@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 from fleet_link.estimate import Rate, RoundTrip
 from rog_core.methods import Method
-from rog_core.methods.svrg import FullGradient
 from rog_core.patience import Patience
 from rog_core.protocol.messages import Ack, Chunk, End, Kind
 from rog_core.protocol.steps import MAX_LOCAL, MAX_SHARDS, Local, Phase, Shards
 from rog_core.server.aggregation import Aggregation
+from rog_core.server.full_gradient import FullGradient
 from rog_core.server.member import Member
 from rog_core.server.mirror import Mirror
 from rog_core.server.server import Server

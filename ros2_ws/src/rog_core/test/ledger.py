@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from rog_core.codecs import RAW
 from rog_core.methods import Team, create
-from rog_core.methods.base import Contribute, Decode, EndRound
 from rog_core.methods.coded import Coded
+from rog_core.methods.gsgm import Gsgm
 from rog_core.protocol.messages import Kind
 from rog_core.protocol.steps import Local, Shards
 from rog_core.server.aggregation import Aggregation
@@ -144,6 +144,7 @@ class SummingAggregation(Aggregation):
         self.pushed_of = {}
         self.rounds: list = []
         self.contributed: list = [[]]
+        self.flushing = False
 
     @property
     def coded(self):
@@ -179,32 +180,51 @@ class SummingAggregation(Aggregation):
         super().load(state)
         self.pushed_of.clear()
 
-    def carry_out(self, dues, robots):
-        for due in dues:
-            before = self.model.master.astype(np.float64)
-            super().carry_out([due], robots)
-            if isinstance(due, Decode):
-                self.check_decoded(due, before)
-            elif isinstance(due, Contribute):
-                assert due.robot not in self.contributed[-1], 'it contributes twice'
-                self.contributed[-1].append(due.robot)
-            elif isinstance(due, EndRound):
-                self.contributed.append([])
-            for robot in set(self.pushed_of) - set(self.method.held):
-                del self.pushed_of[robot]
+    def _created(self, sync):
+        method = super()._created(sync)
+        if isinstance(method, Gsgm):
+            self._watch(method, 'contribute', self._contributes)
+            self._watch(method, 'end_round', lambda _: self.contributed.append([]))
+        elif isinstance(method, Coded):
+            self._watch(method, 'decode', self.check_decoded)
+            self._watch(method, 'discard', lambda *_: None)
+        return method
 
-    def check_decoded(self, due, before):
+    def _watch(self, method, name, check):
+        """Let ``check`` look at each change: it gets the former master rows and the arguments."""
+        change = getattr(method, name)
+
+        def watched(*arguments):
+            before = self.model.master.astype(np.float64)
+            change(*arguments)
+            check(before, *arguments)
+            for robot in set(self.pushed_of) - set(method.held):
+                del self.pushed_of[robot]
+        setattr(method, name, watched)
+
+    def _contributes(self, _, robot, __):
+        if self.flushing:
+            return
+        assert robot not in self.contributed[-1], 'it contributes twice'
+        self.contributed[-1].append(robot)
+
+    def flush(self, robots):
+        self.flushing = True  # pushes that wait for the next round count at the end, too
+        super().flush(robots)
+        self.flushing = False
+
+    def check_decoded(self, before, coefficients, shards):
         """Check that all decoded pushes belong to one new round.
 
         With raw rows and no momentum, also check that the master rows decrease by the learning rate
         times the round's full gradient.
         """
-        iterations = set().union(*(self.pushed_of[robot] for robot in due.coefficients))
+        iterations = set().union(*(self.pushed_of[robot] for robot in coefficients))
         assert len(iterations) == 1, iterations
         iteration, = iterations
         assert not self.rounds or iteration > self.rounds[-1], 'a round is decoded twice'
         self.rounds.append(iteration)
         if self.team.momentum == 0 and self.model.codec is RAW:
             fall = before - self.model.master
-            mean = RATE * full_gradient(self.model.partition.elements, due.shards, iteration)
+            mean = RATE * full_gradient(self.model.partition.elements, shards, iteration)
             assert np.abs(fall - mean).max() <= 1e-4 * np.abs(mean).max(), iteration

@@ -5,10 +5,10 @@ import pytest
 from fleet import CHUNK, Fleet
 from ledger import RATE
 from rog_core.errors import ConfigError
-from rog_core.methods.svrg import FullGradient
 from rog_core.model.partition import partition_of
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.steps import Full
+from rog_core.server.full_gradient import FullGradient
 from schedules import check_end, come_back, lose, run_until
 
 METHODS = ['gsgm+svrg=3', 'asp+svrg=3', 'bsp+svrg=1']
@@ -283,22 +283,22 @@ def test_who_does_not_hold_the_model_of_the_barrier_gets_rows_and_no_full_gradie
 
 def test_a_full_gradient_that_a_robot_pushed_in_part_does_not_count():
     partition = partition_of([('w', (4,)), ('b', (2,))], 'row', 'raw')
-    full = FullGradient(partition, np.zeros(6, np.float32))
+    full = FullGradient(partition, np.zeros(6, np.float32), 0)
 
     def push(robot, iteration, value, ids=(0, 1)):
         data = np.full(sum((4, 2)[row] for row in ids), value, np.float32).view(np.uint8)
         full.take(robot, iteration, np.array(ids), data)
         full.close(robot, iteration, len(ids) == 2)
 
-    assert not full.is_of(1)
+    assert full.of(1) is None
     push('a', 1, 1.0)
     push('b', 1, 3.0)
     push('c', 1, 50.0, [0])
-    assert full.is_of(1) and (full.mean() == 2.0).all()
+    assert (full.of(1) == 2.0).all()
     push('c', 1, 5.0)
     push('a', 1, 70.0)  # a delayed message that robot a sent before it was away; it has no effect
-    assert (full.mean() == 3.0).all()
+    assert (full.of(1) == 3.0).all()
     push('b', 5, 4.0)
     push('a', 1, 9.0)  # a delayed message of an outer loop that has ended; it has no effect
-    assert (full.is_of(1), full.is_of(5)) == (False, True)
-    assert (full.mean() == 4.0).all()
+    assert full.of(1) is None
+    assert (full.of(5) == 4.0).all()

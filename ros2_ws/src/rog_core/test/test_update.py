@@ -5,7 +5,7 @@ import pytest
 from rog_core.codecs import RAW, get_codec
 from rog_core.errors import ConfigError
 from rog_core.methods import Team, create
-from rog_core.methods.base import Contribute, Decode, Discard, EndRound, Model
+from rog_core.methods.base import Model
 from rog_core.model.partition import partition_of
 
 SHAPES = [('w', (30, 40)), ('b', (8,))]
@@ -35,12 +35,23 @@ class Rule:
         self.method.take(robot, ids, RAW, data, 3)
         return taken
 
-    def fall(self, *dues):
-        """Carry out the changes ``dues``; return how much the master rows decrease."""
+    def fall(self, *changes):
+        """Make the ``changes``, (name, arguments), of the method; return the fall of the rows."""
         before = self.master.copy()
-        for due in dues:
-            self.method.carry_out(due, 3)
+        for name, *arguments in changes:
+            getattr(self.method, name)(*arguments)
         return before - self.master
+
+
+END = ('end_round',)
+
+
+def contribute(robot):
+    return 'contribute', robot, 3
+
+
+def decode(coefficients, shards):
+    return 'decode', coefficients, shards
 
 
 def close(one, other):
@@ -52,7 +63,7 @@ def test_an_averaged_push_counts_at_once():
     before = rule.master.copy()
     pushed = rule.push('a')
     assert close(before - rule.master, pushed / 3)
-    assert not rule.fall(Contribute('a'), EndRound(), Discard(('a',))).any()
+    assert not rule.fall(('settle', {}, frozenset(), 3), ('flush', 3)).any()
 
 
 @pytest.mark.parametrize('sync', ['gsgm', 'gc'])
@@ -61,7 +72,7 @@ def test_a_held_push_counts_when_it_is_told_to(sync):
     before = rule.master.copy()
     pushed = rule.push('a')
     assert (rule.master == before).all()
-    due = Contribute('a') if sync == 'gsgm' else Decode({'a': 1.0}, 3)
+    due = contribute('a') if sync == 'gsgm' else decode({'a': 1.0}, 3)
     assert close(rule.fall(due), pushed / 3)
     assert rule.method.held == {}
 
@@ -70,17 +81,17 @@ def test_a_push_of_some_rows_contributes_momentum_to_the_others():
     rule = Rule('gsgm', momentum=0.5)
     for robot in ROBOTS:
         rule.push(robot)
-    rule.fall(*map(Contribute, ROBOTS), EndRound())
+    rule.fall(*map(contribute, ROBOTS), END)
     velocity = rule.method.velocity.copy()
     some = rule.push('a', [0, 7])
-    assert close(rule.fall(Contribute('a')), (some + 0.5 * velocity) / 3)
+    assert close(rule.fall(contribute('a')), (some + 0.5 * velocity) / 3)
 
 
 def test_who_has_pushed_nothing_contributes_nothing():
     rule = Rule('gsgm', momentum=0.5)
     rule.push('a')
-    rule.fall(Contribute('a'), EndRound())
-    assert not rule.fall(Contribute('b')).any()
+    rule.fall(contribute('a'), END)
+    assert not rule.fall(contribute('b')).any()
 
 
 def test_what_gsgm_holds_counts_at_the_end():
@@ -95,8 +106,8 @@ def test_what_gsgm_holds_counts_at_the_end():
 def test_coded_pushes_count_only_together_and_with_their_coefficients():
     rule = Rule('gc')
     one, _, three = (rule.push(robot) for robot in ROBOTS)
-    rule.fall(Discard(('b',)))
-    assert close(rule.fall(Decode({'a': 2.0, 'c': -0.5}, 7)), (2 * one - 0.5 * three) / 7)
+    rule.fall(('discard', 'b'))
+    assert close(rule.fall(decode({'a': 2.0, 'c': -0.5}, 7)), (2 * one - 0.5 * three) / 7)
     rule.push('a')
     before = rule.master.copy()
     rule.method.flush(3)
@@ -107,7 +118,7 @@ def test_momentum_of_decoded_gradients_is_the_server_s():
     rule, velocity = Rule('gc', momentum=0.5), 0.0
     for _ in range(4):
         velocity = 0.5 * velocity + rule.push('a') / 5
-        assert close(rule.fall(Decode({'a': 1.0}, 5)), velocity)
+        assert close(rule.fall(decode({'a': 1.0}, 5)), velocity)
 
 
 @pytest.mark.parametrize('text', ['ternary:0.1', 'onebit'])
@@ -117,7 +128,7 @@ def test_without_feedback_a_lossy_codec_codes_every_step_once(text):
     exact = Rule('gc', codec, momentum=0.5)
     for _ in range(3):
         assert (rule.push('a') == exact.push('a')).all()
-        coded, step = rule.fall(Decode({'a': 1.0}, 5)), exact.fall(Decode({'a': 1.0}, 5))
+        coded, step = rule.fall(decode({'a': 1.0}, 5)), exact.fall(decode({'a': 1.0}, 5))
         # The error of the codec does not change the momentum.
         assert (rule.method.velocity == exact.method.velocity).all()
         assert not close(coded, step)
@@ -134,11 +145,11 @@ def test_the_state_brings_back_what_is_held(sync):
     rule.push('b')
     if sync == 'gsgm':
         rule.push('c')
-        rule.fall(Contribute('a'), EndRound(), Contribute('c'))
-        rest = [Contribute('b'), EndRound()]
+        rule.fall(contribute('a'), END, contribute('c'))
+        rest = [contribute('b'), END]
     else:
-        rule.fall(Decode({'a': 1.0}, 3))
-        rest = [Decode({'b': 1.0}, 3)]
+        rule.fall(decode({'a': 1.0}, 3))
+        rest = [decode({'b': 1.0}, 3)]
     other.method.load_arrays({name: value.copy() for name, value in rule.method.arrays().items()})
     other.master[:] = rule.master
     assert rule.fall(*rest).any()

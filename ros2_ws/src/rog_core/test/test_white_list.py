@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rog_core.codecs import RAW
 from rog_core.methods import Team, create
-from rog_core.methods.base import Contribute, EndRound, Model, Standing
+from rog_core.methods.base import Model, Standing
 from rog_core.model.partition import partition_of
 from schedules import check_end, run_until
 
@@ -71,6 +71,17 @@ class Drive:
         self.fleet = {name: Standing(0, 0) for name in robots}
         self.gone, self.held, self.pushes = set(), set(), dict.fromkeys(robots, 0)
         self.applied, self.rounds = [], [[]]
+        contribute, end_round = self.method.contribute, self.method.end_round
+
+        def contributes(robot, robots):
+            contribute(robot, robots)
+            self.applied.append(robot)
+            self.rounds[-1].append(robot)
+
+        def ends():
+            end_round()
+            self.rounds.append([])
+        self.method.contribute, self.method.end_round = contributes, ends
 
     @property
     def free(self):
@@ -82,19 +93,12 @@ class Drive:
         self.method.take(name, np.arange(1), RAW, data, len(self.fleet))
         done = self.fleet[name].iteration + 1
         self.fleet[name] = Standing(done, done)
-        assert self.method.close(name, True, self.fleet, 0.0) == []
+        self.method.pushed(name, True, self.fleet, 0.0)
         self.held.add(name)
         self.settle()
 
     def settle(self):
-        for due in self.method.dues(self.fleet, frozenset(self.gone)):
-            self.method.carry_out(due, max(len(self.fleet), 1))
-            if isinstance(due, EndRound):
-                self.rounds.append([])
-            else:
-                assert isinstance(due, Contribute)
-                self.applied.append(due.robot)
-                self.rounds[-1].append(due.robot)
+        self.method.settle(self.fleet, frozenset(self.gone), max(len(self.fleet), 1))
         self.held = {name for name in self.held if name in self.fleet
                      and self.method.held_up_by(name, self.fleet)}
 
@@ -109,7 +113,7 @@ class Drive:
         self.fleet[name] = Standing(start, start)
         self.pushes.setdefault(name, 0)
         self.gone.discard(name)
-        assert self.method.on_join(name) == []
+        self.method.on_join(name)
         self.settle()
 
 
@@ -174,16 +178,17 @@ def test_the_queue_keeps_its_order(order):
 def test_the_partly_averaged_gradient_is_the_average_of_the_updates_of_the_last_round(order):
     count, picks = order
     drive, updates = Drive(names_of(count)), [[]]
-    carry_out = drive.method.carry_out
+    contribute, end_round = drive.method.contribute, drive.method.end_round
 
-    def spy(due, robots):
+    def contributes(robot, robots):
         before = drive.master.astype(np.float64)
-        if isinstance(due, EndRound):
-            updates.append([])
-        carry_out(due, robots)
-        if isinstance(due, Contribute):
-            updates[-1].append((before - drive.master) * count)
-    drive.method.carry_out = spy
+        contribute(robot, robots)
+        updates[-1].append((before - drive.master) * count)
+
+    def ends():
+        updates.append([])
+        end_round()
+    drive.method.contribute, drive.method.end_round = contributes, ends
     for pick in picks:
         drive.push(drive.free[pick % len(drive.free)])
         if len(updates) > 1:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 
 from rog_core.errors import ConfigError
-from rog_core.methods.base import Fleet, Model, Team
+from rog_core.methods.base import Fleet, Method, Model, Team
 from rog_core.methods.method_spec import MethodSpec
 from rog_core.methods.outer import Outer
 from rog_core.steps import Phase, Step
 from typing_extensions import override
 
 
-class DiLoCo(Outer):
+class DiLoCo(Outer, Method):
     """``diloco:H``: each robot takes H local steps, then the server takes an outer step.
 
     The outer step uses the mean of the robots' changes.
@@ -94,10 +94,10 @@ class DiLoCo(Outer):
         return (f"'{self.spec.text}': {self.fragments} fragments are more than the {rows} rows "
                 f"of the model (granularity '{model.partition.granularity}')")
 
+    @override
     def begin(self, model: Model, iteration: int) -> None:
-        """See `Method.begin`: with a quorum, all robots continue with round ``iteration`` + 1."""
         super().begin(model, iteration)
-        self._newest = iteration
+        self._newest = iteration  # with a quorum, all robots continue with the round after it
 
     @property
     @override
@@ -132,12 +132,13 @@ class DiLoCo(Outer):
 
     # -- what a robot computes -------------------------------------------------------------------
 
+    @override
     def goes_ahead(self, staleness: int) -> bool:
-        """See `Method.goes_ahead`: a robot waits for other robots after its push, not before."""
-        return self.pipelined
+        return self.pipelined  # a robot waits for other robots after its push, not before
 
+    @override
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: with a quorum, a late robot continues with the fleet's next round."""
+        # with a quorum, a late robot continues with the fleet's next round
         self._newest = max(self._newest, iteration)
         following = (self._newest if self.quorum else iteration) + 1
         return following, Phase(self.steps, self.fragments, following % self.fragments)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numba import njit
 from rog_core.arrays import Array
 from rog_core.errors import ConfigError
-from rog_core.methods.base import Due, EndRound, Fleet, Holding, Model, Team
+from rog_core.methods.base import Fleet, Holding, Method, Model, Team
 from rog_core.methods.method_spec import MethodSpec
 from typing_extensions import override
 
 _BLOCK = 1 << 14  # elements of each array that `trimmed_mean` processes at once, to fit the cache
 
 
-class Trimmed(Holding):
+class Trimmed(Holding, Method):
     """``trimmed:K``: BSP, but the mean of an element omits its K largest and K smallest values.
 
     Source: coordinate-wise trimmed mean, Yin et al., Byzantine-robust distributed learning: towards
@@ -35,7 +36,6 @@ class Trimmed(Holding):
                               f'fleet has {len(team.capacities)}; it needs at least '
                               f'{2 * self.cut + 1}')
         self._pushed: set[str] = set()     # robots that have pushed in this round
-        self._round: tuple[str, ...] = ()  # robots whose pushes the next `EndRound` applies
         self._robots: frozenset[str] = frozenset()  # robots of the fleet
 
     @override
@@ -53,19 +53,17 @@ class Trimmed(Holding):
         self._pushed.add(robot)
 
     @override
-    def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
+    def settle(self, fleet: Fleet, gone: frozenset[str], robots: int) -> None:
         self._robots = frozenset(fleet)
         awaited = (self._robots | self.expected - gone) - self._pushed
-        if awaited or not self._pushed:
-            return []
-        self._round, self.expected = tuple(sorted(self._pushed)), frozenset()
-        self._pushed.clear()
-        return [EndRound()]
+        if not awaited and self._pushed:
+            self.expected = frozenset()
+            self.end_round(sorted(self._pushed))
 
-    @override
-    def carry_out(self, due: Due, robots: int) -> None:
-        values = [self.held.pop(name) for name in self._round if name in self.held]
-        self._round = ()
+    def end_round(self, robots: Iterable[str]) -> None:
+        """Apply the trimmed mean of the pushes of these robots."""
+        values = [self.held.pop(name) for name in robots if name in self.held]
+        self._pushed.clear()
         if values:
             master = self.held_model.master
             master -= trimmed_mean(values, min(self.cut, (len(values) - 1) // 2))
@@ -73,9 +71,7 @@ class Trimmed(Holding):
     @override
     def flush(self, robots: int) -> None:
         # Apply also the pushes of robots that are gone, because the server has acknowledged them.
-        self._round = tuple(self.held)
-        self._pushed.clear()
-        self.carry_out(EndRound(), robots)
+        self.end_round(list(self.held))
 
     @override
     def state(self) -> dict[str, Any]:

@@ -25,20 +25,22 @@ def test_the_largest_and_smallest_values_of_every_element_do_not_count(place, ro
 def test_a_round_moves_the_model_by_the_trimmed_mean_once_all_have_pushed():
     fleet = Fleet(3, 4, 'trimmed:1', 'raw')
     server, pushed = fleet.server, {}
-    carry_out = server.aggregation.carry_out
+    settle, end_round = server.method.settle, server.method.end_round
 
-    def watched(dues, robots):
+    def watched(robots):
         held = {name: values.copy() for name, values in server.method.held.items()}
         before = server.master.copy()
-        carry_out(dues, robots)
-        if dues:
-            assert len(held) >= 3  # the fourth robot may still be joining
-            mean = np.sort(list(held.values()), axis=0)[1:len(held) - 1].mean(axis=0)
-            assert np.allclose(before - server.master, mean, atol=1e-6)
-            pushed[len(pushed)] = held
-        else:
-            assert (server.master == before).all()
-    server.aggregation.carry_out = watched
+        end_round(robots)
+        assert len(held) >= 3  # the fourth robot may still be joining
+        mean = np.sort(list(held.values()), axis=0)[1:len(held) - 1].mean(axis=0)
+        assert np.allclose(before - server.master, mean, atol=1e-6)
+        pushed[len(pushed)] = held
+
+    def settles(*arguments):
+        before, rounds = server.master.copy(), len(pushed)
+        settle(*arguments)
+        assert len(pushed) > rounds or (server.master == before).all()
+    server.method.end_round, server.method.settle = watched, settles
     fleet.run(10)
     assert len(pushed) > 3 and set(pushed[len(pushed) - 1]) == set(fleet.robots)
     fleet.exploding, fleet.blast = {'robot1'}, 1000

@@ -87,7 +87,7 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     push = np.ones(PARTITION.elements, np.float32)
     for _ in range(2):  # the second push waits for the other robot's first push
         ours.method.held['robot1'] = push.copy()
-        ours.carry_out(ours.method.close('robot1', True, fleet, 0.0), len(fleet))
+        ours.method.pushed('robot1', True, fleet, 0.0)
         ours.settle(fleet, frozenset())
     policy, update = ours.state()
     assert policy == {'contributed': ['robot1'], 'queue': ['robot1'], 'list': ['robot2']}
@@ -99,7 +99,7 @@ def test_a_gsgm_server_goes_on_in_the_middle_of_a_round(tmp_path):
     again.load(back)
     for one in (ours, again):
         one.method.held['robot2'] = push.copy()
-        one.carry_out(one.method.close('robot2', True, fleet, 0.0), len(fleet))
+        one.method.pushed('robot2', True, fleet, 0.0)
         one.settle(fleet, frozenset())
     assert again.state()[0] == ours.state()[0]
     assert again.state()[0]['contributed'] == ['robot1']

@@ -21,6 +21,7 @@ from .dssp import Dssp
 from .flown import Flown
 from .gsgm import Gsgm
 from .method_spec import MethodSpec, read
+from .role import Role
 from .rsp import Rsp
 from .ssp import Ssp
 from .svrg import Svrg
@@ -30,7 +31,7 @@ __all__ = ['METHODS', 'Method', 'Team', 'create', 'is_known', 'parse', 'place_of
 METHODS: dict[str, type[Method]] = {method.name: method for method in (
     Method, Ssp, Asp, Dssp, Flown, Rsp, Gsgm, Gc, Hgc, Gcc, Dcgc, DghGc)}
 LONGEST = 200  # maximum number of characters in the text of a method
-PARTS: dict[str, type[Method]] = {'svrg': Svrg}  # maps an option to the mix-in class that it adds
+PARTS: dict[str, type[Role]] = {'svrg': Svrg}  # maps an option to the roles that it adds
 
 
 def usages() -> str:

@@ -51,12 +51,8 @@ class Flown(Method):
         low, high = self.bound, self.most
         self._bounds[robot] = round(high - float(below) * (high - low))
 
+    @override
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`.
-
-        Each robot has its own bound: the number of iterations by which other robots may be ahead of
-        this robot.
-        """
         iteration = fleet[robot].iteration
         return [name for name, other in fleet.items() if name != robot and iteration - other.slowest
                 >= max(self._bounds.get(name, self.bound), least)]

@@ -10,11 +10,11 @@ from typing_extensions import override
 from ..arrays import Array
 from ..errors import ConfigError
 from ..protocol.steps import Gradient, Step
-from .base import Contribute, Due, EndRound, Fleet, Model, Rolling, Team
+from .base import Fleet, Method, Model, Rolling, Team
 from .method_spec import EARLY, MethodSpec
 
 
-class Gsgm(Rolling):
+class Gsgm(Rolling, Method):
     """GSGM: every robot contributes once per round, and the server keeps one global momentum.
 
     ``gsgm``: a push has all rows. ``gsgm:T``: ATP chooses the rows; their staleness is at most T.
@@ -70,8 +70,9 @@ class Gsgm(Rolling):
     def by_row(self) -> bool:
         return True
 
+    @override
     def grant(self, robot: str, iteration: int) -> tuple[int, Step]:
-        """See `Method.grant`: the server, not the robots, applies the momentum."""
+        # the server, not the robots, applies the momentum
         return iteration + 1, Gradient(momentum=False)
 
     # -- the white list --------------------------------------------------------------------------
@@ -82,17 +83,16 @@ class Gsgm(Rolling):
             self._queue.append(robot)
 
     @override
-    def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
-        out: list[Due] = []
+    def settle(self, fleet: Fleet, gone: frozenset[str], robots: int) -> None:
         while True:
             for robot in [r for r in self._queue if r not in self._contributed]:
                 self._queue.remove(robot)
                 self._contributed.add(robot)
-                out.append(Contribute(robot))
+                self.contribute(robot, robots)
             self._list = self._listed(fleet, gone)
             if not self._contributed or self._list:
-                return out
-            out.append(EndRound())
+                return
+            self.end_round()
             self._contributed.clear()
             self.expected = frozenset()
 
@@ -102,8 +102,8 @@ class Gsgm(Rolling):
         away = sorted(self.expected - fleet.keys() - gone)
         return [name for name in here + away if name not in self._contributed]
 
+    @override
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`: a robot in the queue waits for the robots on the white list."""
         if robot in self._queue:
             return self._list
         return super().held_up_by(robot, fleet, least)
@@ -115,23 +115,26 @@ class Gsgm(Rolling):
         super().begin(model, iteration)
         self.partly_averaged = model.zeros()
 
-    @override
-    def carry_out(self, due: Due, robots: int) -> None:
-        if isinstance(due, Contribute) and due.robot in self.held:
-            unbiased = self.held.pop(due.robot)
-            unbiased += np.float32(self.team.momentum) * self.velocity
-            unbiased *= np.float32(1 / robots)
-            self.partly_averaged += unbiased
-            master = self.held_model.master
-            master -= unbiased
-        elif isinstance(due, EndRound):
-            self.velocity = self.partly_averaged
-            self.partly_averaged = self.held_model.zeros()
+    def contribute(self, robot: str, robots: int) -> None:
+        """Apply the push of a robot, if it has pushed any rows."""
+        if robot not in self.held:
+            return
+        unbiased = self.held.pop(robot)
+        unbiased += np.float32(self.team.momentum) * self.velocity
+        unbiased *= np.float32(1 / robots)
+        self.partly_averaged += unbiased
+        master = self.held_model.master
+        master -= unbiased
+
+    def end_round(self) -> None:
+        """Begin the next round, because every robot has contributed once."""
+        self.velocity = self.partly_averaged
+        self.partly_averaged = self.held_model.zeros()
 
     @override
     def flush(self, robots: int) -> None:
         for robot in list(self.held):
-            self.carry_out(Contribute(robot), robots)
+            self.contribute(robot, robots)
 
     # -- restart ---------------------------------------------------------------------------------
 

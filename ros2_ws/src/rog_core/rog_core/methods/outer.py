@@ -18,15 +18,16 @@ from ..arrays import Array, to_host
 from ..codecs import Codec
 from ..codecs.base import Segments, elements
 from ..errors import ConfigError
-from .base import Method, Model, Team
 from .method_spec import MethodSpec
+from .role import Model, Team
+from .update import Update
 
 
-class Outer(Method):
+class Outer(Update):
     """Applies pushes with the rate and momentum of the options ``rate=R`` and ``momentum=B``.
 
     The defaults are `usual_rate` and `usual_momentum`: 1 and 0 in this class. With these values,
-    pushes are applied as in `Method`.
+    pushes are applied as in `Update`.
 
     Every row has its own momentum, so that rows may arrive one by one. When a row arrives, it is
     multiplied by the rate and applied. The momentum of a row is updated and applied after every n

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from ..errors import ConfigError
 from ..protocol.steps import Phase, Step
-from .base import Fleet, Team
+from .base import Fleet, Method, Team
 from .method_spec import EARLY, MethodSpec
 from .outer import Outer
 
@@ -21,7 +21,7 @@ HARM = 0.25                         # relative rise of the loss at which stalene
 ROUNDS = 4                          # pushes of each robot between two changes of the threshold
 
 
-class Rsp(Outer):
+class Rsp(Outer, Method):
     """``rsp:T``, or ``rsp:auto[:LOW:HIGH]``, which adapts the staleness threshold T.
 
     With ``local=H``, an iteration is H local steps, and staleness counts these iterations. A robot

@@ -14,10 +14,11 @@ import numpy as np
 from ..arrays import from_host, to_host
 from ..errors import ConfigError
 from ..methods import Method, Team, create
-from ..methods.base import Due, Fleet, Model
+from ..methods.base import Fleet, Model
 from ..protocol.messages import Kind, Receipt
 from ..transfer.receiver import Rows
 from . import buffers
+from .full_gradient import FullGradient
 from .member import Member
 
 
@@ -27,8 +28,8 @@ class ServerState:
 
     ``updated_at`` int64 (rows,): for each master row, the iteration of the newest push that carried
     this row; a change by the parent fleet counts as such a push. ``pushes`` maps each robot to its
-    incarnation and the receipt of its last push. ``policy``: JSON values, see `Method.state`.
-    ``update`` maps names to arrays, float32 (elements,), see `Method.arrays`. ``base``, float32
+    incarnation and the receipt of its last push. ``policy``: JSON values, see `Gate.state`.
+    ``update`` maps names to arrays, float32 (elements,), see `Update.arrays`. ``base``, float32
     (elements,): see `rog_core.upstream.Upstream`; None without a parent fleet.
     """
 
@@ -49,14 +50,19 @@ class Aggregation:
 
     def __init__(self, sync: str, model: Model, team: Team) -> None:
         self.model, self.team = model, team
-        self.method = self._created(sync)
-        self.method.begin(model, 0)
+        method = self._created(sync)
+        method.begin(model, 0)
+        self._use(method, 0)
 
     def _created(self, sync: str) -> Method:
         method = create(sync, self.team)
         if reason := method.unfit(self.model):
             raise ConfigError(reason)
         return method
+
+    def _use(self, method: Method, iteration: int) -> None:
+        self.method = method
+        self.full = FullGradient(self.model.partition, self.model.master, iteration)
 
     def change(self, sync: str, robots: Collection[str], iteration: int) -> None:
         """Change the method to ``sync``; first apply the pushes that the former method has stored.
@@ -71,18 +77,19 @@ class Aggregation:
                 raise ConfigError(reason)
         self.flush(len(robots))
         method.begin(self.model, iteration)
-        self.method = method
+        self._use(method, iteration)
 
     def grow(self, model: Model) -> None:
         """Continue with ``model``, to which the rows of the frozen parameters were added."""
         self.model = model
         self.method.grow(model)
+        # the next full gradient contains the new rows
+        self.full = FullGradient(model.partition, model.master, self.full.since)
 
     def take(self, member: Member, rows: Rows, robots: int) -> None:
         """Apply checked rows of a push; ``robots``: number of robots in the fleet."""
         if rows.transfer.kind == Kind.ANCHOR:
-            self.method.take_full_gradient(member.robot, rows.transfer.iteration, rows.ids,
-                                           rows.data)
+            self.full.take(member.robot, rows.transfer.iteration, rows.ids, rows.data)
         elif self.counts(member):
             self.method.take(member.robot, rows.ids, rows.codec, rows.data, max(robots, 1))
 
@@ -120,9 +127,9 @@ class Aggregation:
         assert transfer is not None
         complete = member.is_whole and not member.push.refused
         if transfer.kind == Kind.ANCHOR:
-            self.method.close_full_gradient(member.robot, transfer.iteration, complete)
+            self.full.close(member.robot, transfer.iteration, complete)
         elif self.counts(member):
-            self.carry_out(self.method.close(member.robot, complete, fleet, now), len(fleet))
+            self.method.pushed(member.robot, complete, fleet, now)
 
     def counts(self, member: Member) -> bool:
         """Return whether the method uses the pushes of this member.
@@ -132,10 +139,10 @@ class Aggregation:
         """
         return self.method.takes(member.step)
 
-    def carry_out(self, dues: list[Due], robots: int) -> None:
-        """Apply the changes ``dues`` to the model; ``robots``: number of robots in the fleet."""
-        for due in dues:
-            self.method.carry_out(due, max(robots, 1))
+    def joined(self, robot: str) -> None:
+        """Drop what a robot that registers has pushed of an unfinished push."""
+        self.full.forget(robot)
+        self.method.on_join(robot)
 
     def settle(self, fleet: Fleet, gone: frozenset[str]) -> None:
         """Apply the changes to the model that are due now.
@@ -144,7 +151,7 @@ class Aggregation:
         ``gone``: robots that have left, are away or are retired, and robots that have not
         registered again after a restart of the server.
         """
-        self.carry_out(self.method.dues(fleet, gone), len(fleet))
+        self.method.settle(fleet, gone, max(len(fleet), 1))
 
     def flush(self, robots: int) -> None:
         """Apply all pushes that the method has stored, because the method or the run ends."""
@@ -166,4 +173,4 @@ class Aggregation:
                               ) from error
         method.load_arrays({name: from_host(value, self.model.master)
                             for name, value in state.update.items()})
-        self.method = method
+        self._use(method, state.iteration)

@@ -267,8 +267,7 @@ class Server:
             robot, incarnation, receiver, Mirror(self.partition, self.master),
             np.zeros(rows, np.int64), np.zeros(rows, np.int64), self.partition.trained(),
             self.method.row_bound, patience, link, attempt)
-        # Drop an unfinished push of the robot if the method applies only complete pushes.
-        self.aggregation.carry_out(self.method.on_join(robot), len(self.active()))
+        self.aggregation.joined(robot)
         return member
 
     # -- it enters, at an iteration that delays no other member ------------------------------------
@@ -395,7 +394,7 @@ class Server:
         # members have the same model, apart from rounding. Only a member that was out of reach may
         # have an older model.
         current = bool((member.pulled_at >= member.iteration - 1).all())
-        full = method.full_gradient_for(member.iteration, current)
+        full = self.aggregation.full.of(member.iteration) if current else None
         if full is not None:
             return self._raw(Kind.ANCHOR, full, command, partition.trained())
         return Transfer(Kind.PULL, plan, codec, member.mirror, command)

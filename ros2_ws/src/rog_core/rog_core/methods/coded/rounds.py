@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ...arrays import Array, difference_magnitude
 from ...codecs import RAW
 from ...errors import ConfigError
 from ...protocol.steps import Shards, Step
-from ..base import Decode, Discard, Due, Fleet, Model, Rolling, Team
+from ..base import Fleet, Method, Model, Rolling, Team
 from ..method_spec import MethodSpec
 from .schemes import Scheme
 
@@ -21,7 +21,7 @@ from .schemes import Scheme
 DEFAULTS = (1, 0, 50)
 
 
-class Coded(Rolling):
+class Coded(Rolling, Method):
     """Base of GC, HGC, GCC, DCGC and DGH-GC: all robots compute on the same model, in rounds.
 
     ``gc[:S[:K[:B]]]``: each group tolerates S stragglers. GCC, DCGC and DGH-GC form K groups.
@@ -97,11 +97,11 @@ class Coded(Rolling):
         return f"'{self}' codes only for its robots, {', '.join(self._names)}, got '{robot}'"
 
     @override
-    def on_join(self, robot: str) -> list[Due]:
+    def on_join(self, robot: str) -> None:
         self._broken.discard(robot)
         if self._rank[robot] in self._received:
             self._received.remove(self._rank[robot])
-        return [Discard((robot,))]
+        self.discard(robot)
 
     @override
     def in_time(self, robot: str, iteration: int) -> bool:
@@ -115,30 +115,27 @@ class Coded(Rolling):
             self._late.append(robot)
 
     @override
-    def dues(self, fleet: Fleet, gone: frozenset[str]) -> list[Due]:
+    def settle(self, fleet: Fleet, gone: frozenset[str], robots: int) -> None:
         lost = self._ranks(gone).difference(self._received)
         self._broken.update(self._named(lost))
-        out: list[Due] = []
-        if self._late or lost:
-            out.append(Discard((*self._late, *self._named(lost))))
-            self._late = []
+        self.discard(*self._late, *self._named(lost))
+        self._late = []
         present = frozenset(self._rank.values()) - lost
         code = self._scheme.code
         coefficients = code.decode(self._received) if self._received else None
         if coefficients is not None:
             names = {self._names[rank]: value for rank, value in coefficients.items()}
-            out.append(Decode(names, code.shards))
+            self.decode(names, code.shards)
             self._scheme.round_over(self._prompt())
             if present - self._there:  # a robot has come back
                 self._restrict(present)
         elif present and code.decode(present & self._there) is None:
             self._restrict(present)
-            out.append(Discard(self._named(self._received)))
+            self.discard(*self._named(self._received))
         else:
-            return out
+            return
         self._received.clear()
         self._round += 1
-        return out
 
     def _prompt(self) -> list[int]:
         """Return the ranks that pushed first in this round; all other ranks count as stragglers.
@@ -160,8 +157,8 @@ class Coded(Rolling):
     def _named(self, ranks: Iterable[int]) -> tuple[str, ...]:
         return tuple(self._names[rank] for rank in sorted(ranks))
 
+    @override
     def held_up_by(self, robot: str, fleet: Fleet, least: float = 0.0) -> list[str]:
-        """See `Method.held_up_by`: a robot that has pushed waits until the round is decoded."""
         rank = self._rank[robot]
         if rank in self._there and rank not in self._received:
             return []
@@ -180,26 +177,32 @@ class Coded(Rolling):
     def takes(self, step: Step) -> bool:
         return isinstance(step, Shards)
 
-    def close(self, robot: str, complete: bool, fleet: Fleet, now: float) -> list[Due]:
-        """See `Method.close`: an incomplete push is dropped."""
+    @override
+    def pushed(self, robot: str, complete: bool, fleet: Fleet, now: float) -> None:
         broken = robot in self._broken
         self._broken.discard(robot)
         if broken or not complete and self.in_time(robot, fleet[robot].iteration):
-            return self.on_join(robot)
-        return super().close(robot, complete, fleet, now)
+            self.on_join(robot)  # an incomplete push is dropped
+        else:
+            super().pushed(robot, complete, fleet, now)
 
-    def carry_out(self, due: Due, robots: int) -> None:
-        """See `Method.carry_out`: DGH-GC, equation 1; here the server also applies momentum."""
-        if isinstance(due, Discard):
-            for robot in due.robots:
-                self.held.pop(robot, None)
-        elif isinstance(due, Decode):
-            self.velocity *= np.float32(self.team.momentum)
-            for robot, coefficient in due.coefficients.items():
-                self.velocity += np.float32(coefficient / due.shards) * self.held.pop(robot)
-            master, codec = self.held_model.master, self.held_model.codec
-            exact = 'feedback' in self.options or codec is RAW
-            master -= self.velocity if exact else self._coded_once()
+    def discard(self, *robots: str) -> None:
+        """Drop the pushes of these robots."""
+        for robot in robots:
+            self.held.pop(robot, None)
+
+    def decode(self, coefficients: Mapping[str, float], shards: int) -> None:
+        """Decode a round (DGH-GC, equation 1); here the server also applies the momentum.
+
+        ``coefficients`` maps each robot to the factor of its push. The pushes times their factors
+        add up to the sum of the gradients of all ``shards`` shards of the data.
+        """
+        self.velocity *= np.float32(self.team.momentum)
+        for robot, coefficient in coefficients.items():
+            self.velocity += np.float32(coefficient / shards) * self.held.pop(robot)
+        master, codec = self.held_model.master, self.held_model.codec
+        exact = 'feedback' in self.options or codec is RAW
+        master -= self.velocity if exact else self._coded_once()
 
     def _coded_once(self) -> Array:
         """Return the server's momentum after encoding and decoding it once (equation 22).
