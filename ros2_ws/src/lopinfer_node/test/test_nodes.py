@@ -321,12 +321,15 @@ def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypa
         assert shared.wait(LIMIT), shared.reason
 
 
-def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(store):
+@pytest.mark.parametrize('fails', [False, True])
+def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(store, fails):
     planning, go, closed = (threading.Event() for _ in range(3))
 
     def plans(*arguments):
         planning.set()
         assert go.wait(LIMIT)
+        if fails:    # as a pool that is gone does when the program ends
+            raise RuntimeError('cannot schedule new futures after shutdown')
         yield from halves(*arguments)
     with server_here(store):
         context = offload(Small().eval(), example=torch.rand(SHAPE), options=ClientOptions(plans))
@@ -340,6 +343,7 @@ def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(s
             go.set()
         jobs.shutdown()
         assert not machine.table.plans
+        assert 'no plans' not in machine.reason
 
 
 class Pair(torch.nn.Module):

@@ -437,6 +437,8 @@ class Client:
                                        self._compiled(self.traced, table)))
         # A user's planner may raise any error. The robot then continues alone.
         except Exception as error:
+            if self._closing:    # the end of a program ends the planner, which may then fail
+                return
             reason = f'no plans: {type(error).__name__}: {error}'
             self.node.get_logger().error(reason)
             with self._changed:
