@@ -161,7 +161,13 @@ def _links(fleet: FleetConfig) -> dict[str, bytes]:
 
 @contextmanager
 def _here(workers: int) -> Iterator[Callable[[list[Any]], Results]]:
-    """Yield a function that calls `_run` in processes of this machine; then end the processes."""
+    """Yield a function that calls `_run` in processes of this machine; then end the processes.
+
+    A single worker is this process.
+    """
+    if workers == 1:
+        yield lambda calls: (_run(*call) for call in calls)
+        return
     try:
         multiprocessing.Lock()  # a pool needs such locks
     except OSError as error:
