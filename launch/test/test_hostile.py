@@ -831,15 +831,21 @@ def test_a_type_that_is_none_in_a_call_of_a_parameter_service_ends_no_node(open_
     open_fleet.until_trained('robot1')
 
 
-def test_a_robot_cannot_be_held_up_by_calls_that_change_parameters(open_fleet):
-    """A robot offers no service that changes parameters: they are fixed while the robot runs."""
+def test_a_robot_refuses_calls_that_change_parameters(open_fleet):
+    """A robot's parameters are fixed while it runs; `ros2 param` waits for all services, though."""
     open_fleet.start('robot1')
     open_fleet.until_trained('robot1')
     offered = {name for name, _ in open_fleet.node.get_service_names_and_types()
                if name.startswith('/robot1/worker/')}
     assert {'/robot1/worker/get_parameters', '/robot1/worker/list_parameters',
             '/robot1/worker/describe_parameters'} <= offered
-    assert not [name for name in offered if 'set_' in name]
+    change = Parameter('heartbeat.limit', value=9.0).to_parameter_msg()
+    result, = call(open_fleet, SetParameters, '/robot1/worker/set_parameters',
+                   SetParameters.Request(parameters=[change])).results
+    assert not result.successful and 'read-only' in result.reason
+    assert not call(open_fleet, SetParameters, '/robot1/worker/set_parameters',
+                    SetParameters.Request(parameters=[change] * 2000)).results
+    open_fleet.until_trained('robot1')
     names = call(open_fleet, ListParameters, '/robot1/worker/list_parameters',
                  ListParameters.Request()).result.names
     assert 'heartbeat.limit' in names

@@ -110,6 +110,20 @@ def _prefixes() -> list[str]:
     return [sys.prefix, *filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep))]
 
 
+def share_of(package: str) -> Path:
+    """Return the folder of a ROS 2 package with its messages; no setup file need be sourced.
+
+    :raises FleetFileError: the package is not installed.
+    """
+    places = [Path(prefix) / 'share' / package for prefix in _prefixes()]
+    found = next(filter(Path.is_dir, places), None)
+    if found is None:
+        raise FleetFileError(f'the ROS 2 package {package} must be in one of '
+                             f'{", ".join(map(str, places))}: source the setup.bash of its '
+                             'workspace')
+    return found
+
+
 def ros_home() -> Path:
     """Return the folder of ROS 2: ROS_HOME or, by default, .ros in the home directory.
 

@@ -16,6 +16,7 @@ from fleet_ros.environment import (
     domain_of,
     fastdds_file,
     refuse_false_security,
+    share_of,
     where_traffic_goes,
 )
 from fleet_testing import LIMIT
@@ -196,3 +197,11 @@ def test_an_invalid_domain_is_refused(text, monkeypatch):
     with pytest.raises(FleetFileError, match=f"from 0 to 232, got '{text}'"):
         dds_environment(HERE)
     assert dds_environment(on('lo', domain_id=3))['ROS_DOMAIN_ID'] == '3'
+
+
+def test_the_messages_of_this_environment_are_found_though_nothing_is_sourced(monkeypatch):
+    if (Path(sys.prefix) / 'share/fleet_msgs').exists():    # else ROS 2 is sourced
+        monkeypatch.delenv('AMENT_PREFIX_PATH', raising=False)
+    assert list((share_of('fleet_msgs') / 'msg').glob('*.msg'))
+    with pytest.raises(FleetFileError, match='source the setup.bash of its workspace'):
+        share_of('no_such_package')

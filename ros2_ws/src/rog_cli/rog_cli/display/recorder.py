@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet_env.errors import SettingError
+from fleet_ros.environment import share_of
 
 DIAGNOSTICS = '/diagnostics'
 
@@ -63,12 +64,11 @@ class Recorder:
     """Writes messages as they come from the middleware; :raises OSError: from ``place``."""
 
     def __init__(self, place: Path) -> None:
-        from ament_index_python.packages import get_package_share_directory
         from rosbags.rosbag2 import StoragePlugin, Writer
         from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
         self._store = get_typestore(Stores.ROS2_JAZZY)
-        for path in Path(get_package_share_directory('rog_msgs'), 'msg').glob('*.msg'):
+        for path in (share_of('rog_msgs') / 'msg').glob('*.msg'):
             self._store.register(get_types_from_msg(path.read_text(), f'rog_msgs/msg/{path.stem}'))
         self._place, self._connections = place, dict[str, Any]()
         self._writer: Any = Writer(place, version=9, storage_plugin=StoragePlugin.MCAP)

@@ -25,10 +25,10 @@ def add_parser(verbs: Any) -> None:
 def call(options: Any) -> int:
     """Run the verb."""
     os.environ.update(dds_environment(ReachConfig()))  # keep all messages on this machine
-    options.out.mkdir(parents=True, exist_ok=True)   # if this or matplotlib fails, measure nothing
-    from .picture import draw
+    options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     print('A network of 50 layers on a server behind an emulated link of 10 ms round trip.\n'
           'This takes about 30 s on two idle cores; milliseconds per inference:', flush=True)
+    from .picture import draw  # imports matplotlib
     every = {}
     for mode, _, figures in measure('small', 32, 20, [emulated(TRIP, 1000.0)]):
         print(f'  {mode:12} {figures["median_ms"]:8.1f}', flush=True)
