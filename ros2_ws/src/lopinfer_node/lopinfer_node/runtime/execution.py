@@ -210,7 +210,8 @@ class Execution:
         if form.file is not None and (data := self._inlets.file(
                 key, form.file, self._own[transfer], form.layout.mixed)) is not None:
             return data
-        form, data = self.run.form(transfer), self.run.piece(transfer)
+        data = self.run.piece(transfer)
+        form = self.run.form(transfer)      # now it knows what decoding took
         return self._inlets.encoded(key, elements_of(data, form.item), form.layout, form.file,
                                     form.floats)
 
