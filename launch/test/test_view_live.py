@@ -66,6 +66,10 @@ def test_who_looks_late_sees_what_was_before_also_of_a_robot_that_has_left(fleet
         assert all(t < opened + 1 for t, _ in live.view.curves['rows']['robot1'])
         robot, = live.view.fleet.robots
         assert robot.heard and robot.iteration > 10
+        fleet.until(lambda: len(live.view.events) > 2, 'what happened is known')
+        assert [event.text for event in live.view.events] == [
+            'the fleet is training', 'has joined', 'has left']
+        assert live.view.events[1].t < live.view.events[2].t < opened + 1
 
 
 def test_where_control_calls_are_off_nothing_can_be_pressed(fleet):

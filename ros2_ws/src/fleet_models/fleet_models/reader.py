@@ -21,6 +21,7 @@ from fleet_link.seal import Session as Seals
 from fleet_msgs.srv import Follow
 from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import team_key
+from fleet_ros.refusal import without_traceback
 from fleet_ros.sealing import ServiceClient
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
@@ -86,7 +87,8 @@ class Reader:
         self._options, self._take, self._says = options, take, says
         self.fetch = Fetch(refusal, MOST)
         self.trouble = 'no server was found yet'   # why there is no session; '' if there is one
-        key = team_key(options.access)   # refuses the network before this process joins it
+        with without_traceback('rog'):
+            key = team_key(options.access)   # before this process joins the network
         self._context = Context()
         rclpy.init(context=self._context)
         robot = options.robot or (key.robot if key is not None and key.robot else 'robot')

@@ -112,11 +112,11 @@ def require_key(key: str, is_open: bool, environment: Mapping[str, str] = os.env
     """
     if not (key or environment.get(FLEET_KEY)) and not is_open and leaves_machine(environment):
         raise SettingError(
-            'this would leave this machine without a key: anybody on the network could take part, '
-            'read and change what is sent, or stop it. Make a key with rog key FILE and give it to '
-            'all by security.key, --key or FLEET_KEY; or say security.open: true (--open), if you '
-            'trust everybody on the network; or keep it on this machine (interface lo), in a shell '
-            'by: eval "$(rog fleet env FLEET)"')
+            'this would leave this machine without a key: whoever is on the network could join.\n'
+            'To stay on this machine: interface lo, or in this shell eval "$(rog fleet env '
+            'indoor)".\n'
+            'To leave it: rog key FILE makes a key for all (--key, security.key or FLEET_KEY); '
+            'security.open: true (--open) trusts everybody')
 
 
 def look_before(name: str, namespace: str, arguments: Sequence[str] | None = None) -> None:

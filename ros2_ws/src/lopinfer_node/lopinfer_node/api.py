@@ -26,6 +26,7 @@ from fleet_env.pictures import Picture
 from fleet_models import Follower, FollowOptions
 from fleet_models.following import TRACING
 from fleet_ros.exposure import team_key
+from fleet_ros.refusal import without_traceback
 from fleet_ros.services import bound_parameters
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
@@ -189,7 +190,8 @@ class OffloadedModel:
             self._given, self._reason = given, ''
 
     def _opened(self, traced: Traced) -> Servers:
-        key = team_key(self._options.access)  # refuses the network before this process joins it
+        with without_traceback('lopinfer'):
+            key = team_key(self._options.access)  # before this process joins the network
         self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')

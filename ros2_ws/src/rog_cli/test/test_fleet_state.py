@@ -157,12 +157,37 @@ def test_what_happened_is_remembered(state):
     state.on_fleet(server(('robot1', 'training', {})), 0.0)
     state.on_fleet(server(('robot1', 'away', {'why': 'no heartbeat'}), elapsed=12.0), 0.0)
     state.on_fleet(server(('robot1', 'training', {}), elapsed=15.0, sync='bsp'), 0.0)
-    state.on_fleet(server(('robot1', 'training', {}), elapsed=16.0, sync='bsp', state='stopping'),
-                   0.0)
+    state.on_fleet(server(('robot1', 'stopped', {'refused': 1}), elapsed=16.0, sync='bsp'), 0.0)
+    state.on_fleet(server(('robot1', 'training', {'refused': 3}), elapsed=17.0, sync='bsp'), 0.0)
+    state.on_fleet(server(('robot1', 'stopped', {'refused': 3}), elapsed=18.0, sync='bsp',
+                          state='stopping'), 0.0)
     assert [tuple(event) for event in state.events] == [
         (10.0, 'robot1', 'has joined'), (12.0, 'robot1', 'away: no heartbeat'),
         (15.0, '', 'the method is bsp now'), (15.0, 'robot1', 'is back'),
-        (16.0, '', 'the fleet is stopping')]
+        (16.0, 'robot1', 'has left'), (16.0, 'robot1', 'push_refused: 1 of its pushes until now'),
+        (17.0, 'robot1', 'is back'), (17.0, 'robot1', 'push_refused: 3 of its pushes until now'),
+        (18.0, '', 'the fleet is stopping')]
+
+
+def test_what_happened_before_the_listener_began_is_remembered_once_and_in_order(state):
+    says = [server(('robot1', robot, {'why': why}), elapsed=t, count=count, run=1, incarnation=2)
+            for count, t, robot, why in [(1, 0.0, 'joining', ''), (4, 5.0, 'retired', 'slow'),
+                                         (6, 9.0, 'training', ''), (9, 12.0, 'away', 'no link'),
+                                         (11, 20.0, 'training', '')]]
+    says.insert(0, server(elapsed=0.0, count=0, run=1, incarnation=2))
+    strange = server(('robot9', 'away', {}), count=2, run=1, incarnation=7)
+    state.on_past_fleet(says[2])    # before the first status that is heard
+    state.on_fleet(says[4], 50.0)
+    assert [event.text for event in state.events] == ['retired: slow', 'away: no link']
+    for message in (says[3], strange, says[0], says[1], says[4], says[3]):
+        state.on_past_fleet(message)
+    state.on_fleet(says[5], 58.0)
+    assert [tuple(event) for event in state.events] == [
+        (t, 'robot1', text) for t, text in [
+            (0.0, 'has joined'), (5.0, 'retired: slow'), (9.0, 'is back'), (12.0, 'away: no link'),
+            (20.0, 'is back')]]
+    state.on_fleet(server(run=5, incarnation=5, elapsed=0.0), 60.0)
+    assert not state.events
 
 
 def test_texts_of_strangers_are_cut_and_printable_and_numbers_bounded(state):

@@ -195,3 +195,26 @@ def test_policies_are_shown_if_they_are_asked_for(capsys):
             '/robot1/policy: policy starved:?[31m no action, actions by nobody yet',
             '/robot2/policy: policy acts, actions by server, 148.8 kB sent for an inference']
         assert show(monitor, True, 0.0) == 0 and '148.8 kB' in capsys.readouterr().out
+
+
+def test_who_asks_for_policies_waits_for_one_and_needs_no_fleet(monkeypatch, capsys):
+    class Policies(Sends):
+        def __init__(self):
+            super().__init__(60.0)
+            self.fleet, self.namespace, self.state = None, '', FleetState()
+
+        def policies(self):
+            return ['/robot1/policy: policy acts'] if 7.0 < self.now < 20.0 else []
+
+        def spin(self, seconds):
+            self.now += seconds
+
+    monkeypatch.setenv('ROS_DOMAIN_ID', '7')
+    for once, code in ((True, 0), (False, 1)):
+        monitor = Policies()
+        monkeypatch.setattr(view, 'time', monitor)
+        monitor.now = 0.0 if once else 30.0
+        assert show(monitor, once=once, timeout=10.0, policies=True) == code
+        out, err = capsys.readouterr()
+        assert 'waiting for a parameter server or a policy in DDS domain 7' in err
+        assert ('/robot1/policy: policy acts' in out, 'and no policy in' in err) == (once, not once)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -20,6 +20,7 @@ from rog_core.server.report import why
 from rog_core.server.server import Server
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.happened import changes
 from rog_ros.heartbeat import is_due
 from rog_ros.servers import this_process
 from rog_ros.signature import Signature, process_of
@@ -30,6 +31,7 @@ ON_AIR, ON_AIR_ROBOT = 350, 125  # bytes of a status with all headers, and for e
 MOST_LINE = 300   # characters of a line about a process that follows the model
 ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
 PAST = 40    # most earlier statuses of a robot that a new listener gets
+PAST_FLEET = 200    # most of the fleet, which show that something happened
 BURST = 64   # most of them at a time
 # member's state -> state in RobotStatus; other states are equal in both
 STATES = {'pulling': 'training', 'draining': 'training'}
@@ -68,10 +70,14 @@ class Reports:
         self._node, self._claim, self._signature = node, claim, signature
         self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
         self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
-        self._before = node.create_publisher(TrainingStatus, qos.PAST, qos.RELAY)
+        self._before = node.create_publisher(TrainingStatus, qos.PAST, qos.ONCE)
+        self._fleet_before = node.create_publisher(FleetStatus, qos.PAST_FLEET, qos.ONCE)
         self._past: dict[str, _Past] = {}
-        self._listeners = 0                  # number of those that listen to `_before`
-        self._owed: list[Any] = []           # earlier statuses that they still have to get
+        self._past_fleet: deque[Any] = deque(maxlen=PAST_FLEET)
+        self._last: Any = None               # the last status
+        # number of listeners of the publishers of earlier statuses, and what they still have to get
+        self._listeners: Counter[Any] = Counter()
+        self._owed: list[tuple[Any, Any]] = []
         self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
         self.last = -math.inf                # time of the last status
@@ -135,6 +141,9 @@ class Reports:
         if self._signature is not None:
             self._signature.sign(message)
         self._status.publish(message)
+        if self._last is None or changes(self._last, message):
+            self._past_fleet.append(message)
+        self._last = message
 
     def remember(self, message: Any) -> None:
         """Keep a status of a robot for those that begin to listen later."""
@@ -143,13 +152,16 @@ class Reports:
         self._past.setdefault(message.robot, _Past()).add(message)
 
     def tell_newcomers(self) -> None:
-        """Send earlier statuses of all robots to who has begun to listen, some in each call."""
-        listeners = self._before.get_subscription_count()
-        if listeners > self._listeners:
-            self._owed = [message for past in self._past.values() for message in past.all()]
-        self._listeners = listeners
-        for message in self._owed[:BURST]:
-            self._before.publish(message)
+        """Send earlier statuses to who has begun to listen, some in each call."""
+        robots = (message for past in self._past.values() for message in past.all())
+        for publisher, earlier in ((self._fleet_before, self._past_fleet), (self._before, robots)):
+            listeners = publisher.get_subscription_count()
+            if listeners > self._listeners[publisher]:
+                self._owed = [owed for owed in self._owed if owed[0] is not publisher]
+                self._owed += [(publisher, message) for message in earlier]
+            self._listeners[publisher] = listeners
+        for publisher, message in self._owed[:BURST]:
+            publisher.publish(message)
         del self._owed[:BURST]
 
     def wait_until_heard(self) -> None:

@@ -3,7 +3,8 @@
 from fleet_ros.qos import HEARTBEAT, STATUS
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 
-__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'PAST', 'RELAY', 'ROBOTS', 'STATUS']
+__all__ = ['CHUNK', 'DIAGNOSTICS', 'HEARTBEAT', 'ONCE', 'PAST', 'PAST_FLEET', 'RELAY', 'ROBOTS',
+           'STATUS']
 
 # All messages of transfers. They are best effort, because the protocol itself repeats what is lost,
 # and no message may queue up behind a dead link. A reliable writer would also ask for its messages
@@ -15,10 +16,15 @@ CHUNK = QoSProfile(depth=512, history=HistoryPolicy.KEEP_LAST,
 # Topic and profile of the statuses of all robots, which the server publishes again: so each of them
 # passes the link of its robot only once. The queue is deep enough for one status of each robot.
 ROBOTS = 'robots'
-# Topic, with the same profile, of earlier statuses: the server sends them to who begins to listen.
-PAST = 'robots_before'
 RELAY = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
                    reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
+
+# Topics of earlier statuses, which the server sends once to who begins to listen: those of robots,
+# and its own, as far as they show that something happened. They are reliable, because the server
+# may know of a new subscription before that knows of the server.
+PAST, PAST_FLEET = 'robots_before', 'fleet_before'
+ONCE = QoSProfile(depth=256, history=HistoryPolicy.KEEP_LAST,
+                  reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 
 DIAGNOSTICS = QoSProfile(depth=10, history=HistoryPolicy.KEEP_LAST,
                          reliability=ReliabilityPolicy.RELIABLE,

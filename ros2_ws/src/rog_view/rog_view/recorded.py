@@ -10,9 +10,10 @@ from fleet_env.records.run_recorder import RobotReport
 from fleet_env.records.summary import SUMMARY_FILE, read_summary
 from rog_cli.commands.control import ControlError
 from rog_cli.display.bag import is_bag, state_of_bag
-from rog_cli.display.fleet_state import NAME, Event, FleetState
+from rog_cli.display.fleet_state import FleetState
 from rog_core.errors import shown
 from rog_msgs.msg import FleetStatus, RobotStatus
+from rog_ros.happened import NAME, Event
 
 from .source import view_of
 
@@ -48,11 +49,10 @@ def state_of_run(directory: Path) -> tuple[FleetState, float]:
               'robots': [RobotStatus(robot=name, state='training') for name in names]}
     state, reports = FleetState(), {name: RobotReport(name) for name in names}
     state.on_fleet(FleetStatus(state='training', **fields), 0.0)
-    state.events.clear()  # drop the events that `on_fleet` has added: the run did not record them
     for event in events:
         if isinstance(event, Fault):
-            state.events.append(Event(event.t, shown(event.robot, NAME),
-                                      shown(f'{event.what}: {event.detail}')))
+            state.happened(Event(event.t, shown(event.robot, NAME),
+                                 shown(f'{event.what}: {event.detail}')))
         if event.robot not in reports:
             continue
         report = reports[event.robot]

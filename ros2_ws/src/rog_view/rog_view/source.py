@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rog_cli.display.fleet_state import Event, Fleet, FleetState
+from rog_cli.display.fleet_state import Fleet, FleetState
+from rog_ros.happened import Event
 
 Points = list[tuple[float, float]]
 

@@ -14,6 +14,7 @@ from fleet_env.settings.base import changed
 from fleet_ros.ending import ended_by_signals, signals_held
 from fleet_ros.environment import refuse_false_security
 from fleet_ros.exposure import look_before
+from fleet_ros.refusal import without_traceback
 from fleet_ros.spinning import Spinning
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
@@ -109,8 +110,9 @@ def connect(robot: str, timeout: float | None = None) -> Iterator[Connection]:
     with ExitStack() as held:
         if not rclpy.ok():
             held.enter_context(ended_by_signals())
-            refuse_false_security()
-            look_before('worker', f'/{robot}')
+            with without_traceback('rog'):
+                refuse_false_security()
+                look_before('worker', f'/{robot}')
             rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
             held.callback(rclpy.try_shutdown)
         with signals_held():

@@ -18,8 +18,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
                         help='print the table once, when each robot has sent a status, or 3 s '
                         'after the first')
     parser.add_argument('--policies', action='store_true',
-                        help="also show what policies' nodes do, and the bytes of an inference; "
-                        "takes about 1 kB/s of each robot's link")
+                        help="also show what policies' nodes do, with or without a fleet, and the "
+                        "bytes of an inference; takes about 1 kB/s of each robot's link")
     parser.add_argument('--timeout', type=seconds, default=10.0, metavar='S',
                         help='seconds to wait for a fleet (default: 10)')
     add_network_options(parser)
@@ -32,6 +32,6 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with interruption.raised(), Monitor(
                 network.namespace, policies=options.policies) as monitor:
-            return show(monitor, options.once, options.timeout)
+            return show(monitor, options.once, options.timeout, options.policies)
     except KeyboardInterrupt:
         return 128 + interruption.number

@@ -14,11 +14,12 @@ from fleet_env.records.run_recorder import Recorder
 from rog_core.errors import shown
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
+from rog_ros.happened import APART, NAME, changes
 from rog_ros.parameters import SERVER, fleet_namespace
 from rog_tasks.errors import DataError, some
 from rog_tasks.sources.bag import Recording
 
-from .fleet_state import APART, NAME, FleetState, changes
+from .fleet_state import FleetState
 
 RELAYED = f'/{SERVER}/{qos.ROBOTS}'  # topic of the statuses that the server publishes again
 FLEET, ROBOT = 'rog_msgs/msg/FleetStatus', 'rog_msgs/msg/TrainingStatus'
@@ -72,7 +73,8 @@ def played(path: Path, namespace: str = '') -> Played:
 
 def _of_one_fleet(path: Path, types: dict[str, str], namespace: str) -> dict[str, str]:
     """Return the status topics of one fleet, as a dict: topic name -> message type."""
-    found = {name: kind for name, kind in sorted(types.items()) if kind in CLASSES}
+    found = {name: kind for name, kind in sorted(types.items()) if kind in CLASSES
+             and not name.endswith((f'/{qos.PAST}', f'/{qos.PAST_FLEET}'))}
     if not found:
         raise RecordError(f'holds no statuses of a fleet ({", ".join(CLASSES)}); its topics are '
                           f'{some(sorted(types)) or "none"}', str(path))

@@ -10,32 +10,19 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 from rog_core.errors import shown
 from rog_core.patience import Silence
+from rog_ros.happened import APART, NAME, ROBOTS, Event, changes
 from rog_ros.heartbeat import RARELY
 
-ROBOTS = 256     # maximum number of robots shown; a server has the same limit
-NAME = 60        # maximum characters shown of a name, a state or a method
 POINTS = 400     # maximum number of points of a curve; a longer curve loses every second point
 EVENTS = 200     # maximum number of stored events; a new event then replaces the oldest
 PAST = 20_000    # maximum number of statuses of before this program listened
 SILENT = RARELY + 1.0  # the limit of `rog_core.patience.Silence`, in seconds, for statuses
-APART = ('away', 'retired')  # states that only the server can report
-
-
-class Event(NamedTuple):
-    """An event that happened ``t`` seconds after the start of the run.
-
-    ``robot`` is empty if the event concerns the whole fleet.
-    """
-
-    t: float
-    robot: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -221,7 +208,10 @@ class FleetState:
         self.robots: dict[str, Any] = {}
         self.heard: dict[str, float] = {}     # maps each robot to the time of its last status
         self.heard_fleet = -math.inf
-        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self._events: deque[Event] = deque(maxlen=EVENTS)  # since the first status of the server
+        self._before_fleet: dict[int, Any] = {}  # `count` -> status of the server of before
+        self._first_fleet: Any = None     # the first status of the server that was heard
+        self._recalled: list[Event] = []  # what the statuses of before show
         self._first: dict[str, Any] = {}  # maps each robot to its first status that was heard
         self._before: dict[tuple[str, int], Any] = {}  # robot, `count` -> status of before
         # name of a curve (in `CURVES`) -> robot name -> curve
@@ -232,14 +222,25 @@ class FleetState:
         former, self.fleet, self.heard_fleet = self.fleet, message, now
         if former is not None and _is_another_run(former, message):
             self.robots, self.heard, former = {}, {}, None
-            self._first, self._before = {}, {}
-            self.events.clear()
+            self._first, self._before, self._before_fleet = {}, {}, {}
+            self._events.clear()
             self.curves = {name: {} for name in CURVES}
-        for event in changes(former, message):
-            self.events.append(event)
         if former is None:  # the times of the statuses of before were not known yet
+            self._first_fleet = message
+            self._recall_fleet()
             for early in self._before.values():
                 self._recall(early)
+        else:
+            self._events.extend(changes(former, message))
+
+    @property
+    def events(self) -> list[Event]:
+        """Return what happened, the oldest first; of very many events the last ones."""
+        return [*self._recalled, *self._events][-EVENTS:]
+
+    def happened(self, event: Event) -> None:
+        """Take up an event that no status shows, such as one from a record."""
+        self._events.append(event)
 
     def on_robot(self, message: Any, now: float) -> None:
         """Update the state with a status of a robot."""
@@ -261,6 +262,23 @@ class FleetState:
         self._before[key] = message
         if self.fleet is not None:
             self._recall(message)
+
+    def on_past_fleet(self, message: Any) -> None:
+        """Take up a status of the server of before this program listened, which it sends again."""
+        if message.count in self._before_fleet or len(self._before_fleet) >= EVENTS:
+            return
+        self._before_fleet[message.count] = message
+        self._recall_fleet()
+
+    def _recall_fleet(self) -> None:
+        first = self._first_fleet
+        if first is None:
+            return
+        known = sorted((m for m in self._before_fleet.values() if m.count < first.count
+                        and (m.run, m.incarnation) == (first.run, first.incarnation)),
+                       key=lambda m: m.count)
+        self._recalled = [event for former, message in pairwise([None, *known, first])
+                          for event in changes(former, message)]
 
     def _recall(self, message: Any) -> None:
         name = message.robot
@@ -349,24 +367,3 @@ def _is_another_run(former: Any, message: Any) -> bool:
     """
     return message.run != former.run or (message.incarnation != former.incarnation
                                          and message.elapsed < former.elapsed)
-
-
-def changes(former: Any, message: Any) -> Sequence[Event]:
-    """Return the events that two successive statuses of the server show; ``former`` may be None."""
-    found, t = [], float(message.elapsed)
-    if former is not None and former.sync not in ('', message.sync):
-        found.append(Event(t, '', f'the method is {shown(message.sync, NAME)} now'))
-    if former is not None and message.state != former.state:
-        found.append(Event(t, '', f'the fleet is {shown(message.state, NAME)}'))
-    before = {} if former is None else {r.robot: r.state for r in former.robots[:ROBOTS]}
-    for robot in message.robots[:ROBOTS]:
-        was = before.get(robot.robot, '')
-        if robot.state in APART and was != robot.state:
-            found.append(Event(t, shown(robot.robot, NAME), ': '.join(
-                filter(None, (robot.state, shown(robot.why))))))
-        elif robot.state not in APART and was in APART:
-            found.append(Event(t, shown(robot.robot, NAME), 'is back'))
-        # without a former status, the robot may have joined long ago, so there is no event
-        elif not was and former is not None:
-            found.append(Event(t, shown(robot.robot, NAME), 'has joined'))
-    return found

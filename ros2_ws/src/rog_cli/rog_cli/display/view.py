@@ -82,7 +82,9 @@ class Monitor:
             self.node.create_subscription(TrainingStatus, topic, self._on_robot, profile)
         if robots is None:
             self.node.create_subscription(TrainingStatus, f'{server}/{qos.PAST}',
-                                          lambda message: self.state.on_past(message), qos.RELAY)
+                                          lambda message: self.state.on_past(message), qos.ONCE)
+            self.node.create_subscription(FleetStatus, f'{server}/{qos.PAST_FLEET}',
+                                          self._on_past_fleet, qos.ONCE)
         if policies:
             self.node.create_subscription(DiagnosticArray, '/diagnostics', self._on_diagnostics, 10)
 
@@ -114,6 +116,10 @@ class Monitor:
         if self.unproved or (self._proves is not None and not self._order.is_new(message, now)):
             return
         self.state.on_fleet(message, now)
+
+    def _on_past_fleet(self, message: Any) -> None:
+        if self._proves is None or self._proves(message):
+            self.state.on_past_fleet(message)
 
     def _on_diagnostics(self, message: Any) -> None:
         now = time.monotonic()
@@ -178,40 +184,50 @@ def live_table(fleet: Fleet, policies: Sequence[str] = ()) -> Table:
     return made
 
 
-def show(monitor: Monitor, once: bool, timeout: float) -> int:
+def show(monitor: Monitor, once: bool, timeout: float, policies: bool = False) -> int:
     """Show the fleet once or until it stops, and return the exit code; once if it has stopped.
 
     The code is 1 if no fleet is found within ``timeout`` seconds. On a terminal the function shows
     a live table; elsewhere it prints one line per robot every 5 s.
+
+    :param policies: whether the user asks for policies, too: then one of them is enough to show.
     """
     until, reminder = time.monotonic() + timeout, Reminder()
-    while monitor.fleet is None:
+    sought = 'parameter server and no policy' if policies else 'parameter server'
+    while monitor.fleet is None and not monitor.policies():
         monitor.spin(0.2)
         now = time.monotonic()
-        if now >= until and monitor.policies():
-            print('\n'.join(monitor.policies()))
-            return 0
         if now >= until:
-            print(f'rog: no parameter server in {place(monitor.namespace)} within {timeout:g} s; '
+            print(f'rog: no {sought} in {place(monitor.namespace)} within {timeout:g} s; '
                   'is ROS_DOMAIN_ID the same as the fleet\'s? rog doctor looks for the reason; '
                   'rog view DIR shows a run that is over', file=sys.stderr)
             return 1
         if reminder.due(now):
-            print(f'rog: waiting for a parameter server in {place(monitor.namespace)}',
-                  file=sys.stderr)
-    if once or monitor.fleet.state == 'stopped':
+            print(f'rog: waiting for a {sought.replace("and no", "or a")} in '
+                  f'{place(monitor.namespace)}', file=sys.stderr)
+    if once or (monitor.fleet is not None and monitor.fleet.state == 'stopped'):
         monitor.spin(0.5)
         until = time.monotonic() + COMPLETE
-        while not monitor.shown().complete() and time.monotonic() < until:
+        while not (monitor.fleet and monitor.shown().complete()) and time.monotonic() < until:
             monitor.spin(0.1)
-        Console(width=None if sys.stdout.isatty() else 140).print(
-            live_table(monitor.shown(), monitor.policies()))
+        if monitor.fleet is None:
+            print('\n'.join(_lines(monitor)))
+        else:
+            Console(width=None if sys.stdout.isatty() else 140).print(
+                live_table(monitor.shown(), monitor.policies()))
         return 0
     plain = not sys.stdout.isatty()
-    show_until(monitor, lambda: monitor.fleet.state == 'stopped', plain)
+    show_until(monitor, lambda: monitor.fleet is not None and monitor.fleet.state == 'stopped',
+               plain)
     if plain:
         print('\n'.join(monitor.shown().lines()), flush=True)
     return 0
+
+
+def _lines(monitor: Monitor) -> list[str]:
+    """Return a line about each robot and each policy; without a fleet about policies alone."""
+    policies = monitor.policies()
+    return policies if policies and monitor.fleet is None else [*monitor.shown().lines(), *policies]
 
 
 def place(namespace: str) -> str:
@@ -254,7 +270,7 @@ def show_until(monitor: Monitor, over: Callable[[], bool], plain: bool) -> None:
             monitor.spin(0.1)
             if time.monotonic() >= due:
                 due = time.monotonic() + 5.0
-                print('\n'.join([*monitor.shown().lines(), *monitor.policies()]), flush=True)
+                print('\n'.join(_lines(monitor)), flush=True)
         return
     with Live(live_table(monitor.shown()), refresh_per_second=4) as live:
         while not over():
