@@ -56,10 +56,11 @@ _NEEDED_ALONE = re.compile('_assert_async|unfold_backward|_nested_tensor_from_ma
 
 
 @lru_cache(8192)
-def refusal(overload: Any, alone: bool = False) -> str:
+def refusal(overload: Any, alone: bool = False, changes: bool = False) -> str:
     """Return why a server does not compute an operator, as the end of a sentence; '' if it does.
 
     `overload`: a `torch._ops.OpOverload`. `alone`: in a process that serves only this program.
+    `changes`: the caller knows that the operator changes no tensors but those of its own request.
     """
     schema = overload._schema
     space, _, name = schema.name.partition('::')
@@ -74,15 +75,15 @@ def refusal(overload: Any, alone: bool = False) -> str:
             return 'computes with plain numbers'
         if _NEEDED_ALONE.fullmatch(name):
             return ''
-    elif why := _refusal_if_shared(overload):
+    elif why := _refusal_if_shared(overload, changes):
         return why
     return 'is one that a server never computes' if _DENIED.fullmatch(name) else ''
 
 
-def _refusal_if_shared(overload: Any) -> str:
+def _refusal_if_shared(overload: Any, changes: bool) -> str:
     schema = overload._schema
     name = schema.name.partition('::')[2]
-    if schema.is_mutable:
+    if schema.is_mutable and not changes:
         return 'changes its arguments'
     if not schema.returns or not all(_RESULT.fullmatch(str(r.type)) for r in schema.returns):
         return 'does not return tensors only'

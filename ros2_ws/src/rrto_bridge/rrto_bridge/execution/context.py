@@ -6,6 +6,7 @@ A client's calls can name only tensors of its context, because handles are resol
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -19,7 +20,7 @@ from ..protocol.errors import (
     RemoteError,
     UnknownOperator,
 )
-from ..protocol.operators import DEFAULT, USUAL, agree, resolve
+from ..protocol.operators import DEFAULT, USUAL, agree, operator, resolve
 from ..protocol.record import DTOH, GIVEN, HTOD, SEEDING, Meta, Ref, Special
 from ..protocol.tensors import (
     encoded,
@@ -64,6 +65,13 @@ class Context:
         self.tensors: dict[int, torch.Tensor] = {}
         self.generator = torch.Generator(device) if generator is None else generator
         self.inlets: Inlets | None = None  # encodes what is sent to the client
+        # Digests of the bytes of tensors, by handle, as long as the tensors contain these bytes;
+        # and the handles of these tensors, by the address of their storage.
+        self.digests: dict[int, str] = {}
+        self._digested: dict[int, list[int]] = {}
+        self._shelved: dict[int, tuple[Meta, Any]] = {}     # tensors in host memory, see `shelve`
+        # operators that this client's PyTorch has in another form
+        self.altered: set[str] = set()
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
         self._failed: list[tuple[int, Failed]] = []   # (first handle of a failed call, error)
         # maps the address of a storage to [number of tensors, bytes]
@@ -75,6 +83,9 @@ class Context:
         self.tensors.clear()
         self._storages.clear()
         self._addresses.clear()
+        self.digests.clear()
+        self._digested.clear()
+        self._shelved.clear()
         self.used = 0
 
     # -- tensors ---------------------------------------------------------------------------------
@@ -121,6 +132,8 @@ class Context:
 
         Ignore an unknown handle, because the call that creates it has possibly failed.
         """
+        self.digests.pop(handle, None)
+        self._shelved.pop(handle, None)
         if self.tensors.pop(handle, None) is None:
             return
         address = self._addresses.pop(handle)
@@ -129,13 +142,39 @@ class Context:
         if not entry[0]:
             self.used -= entry[1]
             del self._storages[address]
+            self._digested.pop(address, None)
 
     def tensor(self, handle: int) -> torch.Tensor:
         """Return the tensor of a handle; raises Missing."""
         found = self.tensors.get(handle)
-        if found is None:
+        if found is not None:
+            return found
+        if handle not in self._shelved:
             raise self._missing(handle)
-        return found
+        (meta, data), digest = self._shelved[handle], self.digests[handle]
+        self.upload(handle, meta, data, True)
+        self.mark(handle, digest)
+        return self.tensors[handle]
+
+    def mark(self, handle: int, digest: str) -> None:
+        """Record the digest of the bytes of a tensor; a change of the tensor forgets it."""
+        self.digests[handle] = digest
+        self._digested.setdefault(self._addresses[handle], []).append(handle)
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Forget the digests of all tensors that share memory with one that is changed."""
+        for handle in self._digested.pop(tensor.untyped_storage().data_ptr(), ()):
+            self.digests.pop(handle, None)
+
+    def shelve(self, handle: int, meta: Meta, data: Any) -> None:
+        """Free the memory of a tensor that has a digest, until it is used; `data` are its bytes.
+
+        A tensor that shares its memory stays where it is.
+        """
+        if self._storages[self._addresses[handle]][0] == 1:
+            digest = self.digests[handle]
+            self.free(handle)
+            self._shelved[handle], self.digests[handle] = (meta, data), digest
 
     def lay_out(self, handle: int, meta: Meta) -> None:
         """Change strides and offset of a tensor to those of `meta`.
@@ -227,6 +266,8 @@ class Context:
         call = self.prepare(op)
         self.note(op)
         given: list[torch.Tensor] = []
+        if (places := writes(op)):
+            self._note_writes(places, arguments, dict(keywords))
         args = tuple([self._value(a, given) for a in arguments])
         kwargs = {_name(k): self._value(v, given) for k, v in keywords}
         result = call(*args, **kwargs)
@@ -253,8 +294,11 @@ class Context:
         """
         function = resolve(op)
         self._calls.pop(op, None)
+        self.altered.add(op)
         try:
-            if not agree(op, form):
+            if agree(op, form):
+                self.altered.discard(op)
+            else:
                 self._calls[op] = _without_more(function, self.prepare(op))
         except UnknownOperator as error:
             self._calls[op] = _refusing(str(error))
@@ -270,6 +314,15 @@ class Context:
                                                             function._schema.arguments))
             found = self._calls[op] = _with_default(found)
         return found
+
+    def _note_writes(self, places: tuple[int | str, ...], arguments: tuple[Any, ...],
+                     keywords: dict[str, Any]) -> None:
+        for place in places:
+            values = keywords.get(place) if isinstance(place, str) else \
+                arguments[place] if place < len(arguments) else None
+            for value in values if type(values) is tuple else (values,):
+                if type(value) is Ref:
+                    self.note_write(self.tensor(value.handle))
 
     def _seeding(self, number: torch.Tensor) -> None:
         self.seed(int(number))
@@ -315,6 +368,17 @@ class Context:
         if kind in (Meta, memoryview):
             raise RemoteError(f'an argument must not be a {kind.__name__}')
         return value
+
+
+@lru_cache(4096)
+def writes(op: str) -> tuple[int | str, ...]:
+    """Return the places of the arguments that an operator changes: positions and names."""
+    if op == SEEDING:
+        return ()
+    function = resolve(op)
+    names = [argument.name for argument in function._schema.arguments]
+    found = operator(function).writes
+    return (*map(names.index, found), *found)
 
 
 def _with_default(function: Callable[..., Any]) -> Callable[..., Any]:

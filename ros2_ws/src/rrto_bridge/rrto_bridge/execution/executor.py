@@ -10,7 +10,7 @@ from ..protocol.errors import RemoteError
 from ..protocol.operators import operator, resolve
 from ..protocol.record import SEEDING, Meta, Special
 from ..protocol.tensors import from_special, meta_of
-from .context import Context
+from .context import Context, writes
 from .plan import Kernel
 
 
@@ -33,10 +33,8 @@ class ContextExecutor:
             return Kernel(self._call(op))
         function = resolve(op)
         facts = operator(function)
-        names = [a.name for a in function._schema.arguments]
-        writes = tuple([names.index(w) for w in facts.writes] + list(facts.writes))
         views = facts.composite or any(r.alias_info for r in function._schema.returns)
-        return Kernel(self._call(op), writes, views, not facts.view)
+        return Kernel(self._call(op), writes(op), views, not facts.view)
 
     def _call(self, op: str) -> Any:
         run, note = self.context.prepare(op), self.context.note
@@ -78,7 +76,8 @@ class ContextExecutor:
         return meta_of(tensor)
 
     def save(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor's values."""
+        """Return a copy of the values of a tensor that is going to be changed."""
+        self.context.note_write(tensor)
         return tensor.clone()
 
     def restore(self, tensor: torch.Tensor, saved: torch.Tensor) -> None:

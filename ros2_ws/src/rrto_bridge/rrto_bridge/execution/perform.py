@@ -31,15 +31,16 @@ from .context import Context
 from .executor import ContextExecutor
 from .plan import MAX_STEPS
 from .replay_server import ReplayServer
+from .sharing import Sharing
 from .weights import Weights
 
 
 class Performer:
     """Executes the messages of one client in order."""
 
-    def __init__(self, context: Context, weights: Weights) -> None:
+    def __init__(self, context: Context, weights: Weights, sharing: Sharing | None = None) -> None:
         self.context = context
-        self.replay = ReplayServer(ContextExecutor(context))
+        self.replay = ReplayServer(ContextExecutor(context), sharing)
         self.weights = weights
         self._failure: tuple[str, str] | None = None  # (name, text) of the error for the next reply
 
@@ -162,6 +163,7 @@ class Performer:
         finally:
             self.context.credit(size)
         self.context.upload(handle, meta, whole if kept is None else kept, kept is not None)
+        self.context.mark(handle, digest)
 
     def _download(self, handle: int) -> Any:
         return self.context.download(handle)
@@ -170,6 +172,7 @@ class Performer:
         kept = self.weights.find(digest, size_of(meta))
         if kept is not None:
             self.context.upload(handle, meta, kept, True)
+            self.context.mark(handle, digest)
         return kept is not None
 
     def _free(self, handles: tuple[Any, ...]) -> None:

@@ -111,6 +111,25 @@ class Instruction:
                 yield from (v for is_tensor, v in hole if is_tensor)
 
 
+def run_operator(step: Instruction, registers: list[Any]) -> Any:
+    """Run an operator and store its new tensors in their registers; return its value."""
+    arguments, keywords = step.arguments, step.keywords
+    if step.holes:
+        arguments = arguments[:]
+        for position, hole in step.holes:
+            arguments[position] = registers[hole] if type(hole) is int else [
+                registers[v] if is_tensor else v for is_tensor, v in hole]
+    if step.keyword_holes:
+        keywords = dict(keywords)
+        for name, hole in step.keyword_holes:
+            keywords[name] = registers[hole] if type(hole) is int else [
+                registers[v] if is_tensor else v for is_tensor, v in hole]
+    results, value = step.call(arguments, keywords)  # type: ignore[misc]
+    for index, place in step.results:
+        registers[place] = results[index]
+    return value
+
+
 class Plan:
     """A compiled sequence; raises RemoteError or Refused for an invalid sequence."""
 
@@ -118,6 +137,7 @@ class Plan:
         if not 0 < len(sequence.steps) <= MAX_STEPS:
             raise RemoteError(f'a sequence must have 1 to {MAX_STEPS} steps, '
                               f'got {len(sequence.steps)}')
+        self.sequence = sequence
         self.slots, self.made, self.kept = sequence.slots, sequence.made, sequence.kept
         self.persistent: list[int] = []          # handles of `Persistent` tensors in register order
         self.places: dict[StepRole, int] = {}

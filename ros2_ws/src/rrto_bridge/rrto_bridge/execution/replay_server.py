@@ -22,7 +22,7 @@ from typing import Any
 from ..protocol.actions import Abandon, Define, Finish, Forget, Free, More, Start, Switch, Value
 from ..protocol.errors import Missing, OutOfMemory, RemoteError, described
 from ..protocol.record import DTOH, HTOD, Meta
-from .plan import Executor, Instruction, Plan
+from .plan import Executor, Instruction, Plan, run_operator
 
 # Maximum number of sequences that the server keeps for one client. The client itself keeps at most
 # half as many, see `search.known_sequences`.
@@ -34,7 +34,7 @@ Request = Define | Forget | Start | More | Switch | Abandon | Finish | Free
 class _Run:
     """The open run of a plan."""
 
-    def __init__(self, start: Start, plan: Plan, executor: Executor) -> None:
+    def __init__(self, start: Start, plan: Plan, executor: Executor, offered: Any = None) -> None:
         self.number, self.base = start.run, start.base
         self.inputs: list[Any] = []
         self.bound = list(start.bound)
@@ -42,7 +42,7 @@ class _Run:
         self.kept = 0            # number of bytes of the inputs
         self.short: OutOfMemory | None = None   # the error if the inputs do not fit into memory
         self.keep(start.inputs)
-        self.begin(plan)
+        self.begin(plan, offered=offered)
 
     def keep(self, inputs: tuple[Any, ...]) -> None:
         """Keep `inputs` until the run ends, and count them as the client's memory."""
@@ -54,12 +54,16 @@ class _Run:
         except OutOfMemory as error:
             self.short = error
 
-    def begin(self, plan: Plan, last: bool = False) -> None:
+    def begin(self, plan: Plan, last: bool = False, offered: Any = None) -> None:
         """Set the run to the state before the first step of `plan`.
 
         `last`: whether the server executes the run for the last time and cannot undo it afterwards.
+        `offered`: what computes the whole run in another process, see `sharing`; or None.
         """
         self.plan, self.last = plan, last
+        self.offered = offered      # None as soon as it has been asked
+        self.elsewhere: Any = None  # what has computed the run
+        self.stay: dict[int, Any] = {}      # what it has made and stays: tensors by slot
         # Numbers of executed steps, of inputs that they used, and of values that they returned.
         self.position = self.used = self.values = 0
         # Whether the metas of the last step differ from the plan; the run then waits for `Abandon`.
@@ -69,11 +73,12 @@ class _Run:
         self.told = False        # whether `advance` has yielded the error
         # Maps a register whose tensor does not exist to the error that caused this.
         self.failed: dict[int, Exception] = {}
-        self.random = self.executor.random()
+        self.random = None if offered else self.executor.random()
         self.saved: list[tuple[Any, Any]] = []
         self.sizes: dict[int, int] = {}       # maps a register to its number of charged bytes
         self.registers: list[Any] = [None] * plan.slots
-        self.enter(plan.persistent)
+        if not offered:
+            self.enter(plan.persistent)
         self.bind()
 
     def bind(self) -> None:
@@ -81,8 +86,9 @@ class _Run:
         if len(self.bound) > self.plan.bound:
             raise RemoteError(f'a run must have at most {self.plan.bound} bound tensors, '
                               f'got {len(self.bound)}')
-        known = len(self.registers) - self.plan.slots - len(self.plan.persistent)
-        self.enter(self.bound[known:])
+        if self.random is not None:
+            known = len(self.registers) - self.plan.slots - len(self.plan.persistent)
+            self.enter(self.bound[known:])
         if self.short is not None:
             self.fail(self.short)
 
@@ -117,7 +123,8 @@ class _Run:
         """Restore the random state and the changed tensors to their values before the run."""
         for tensor, saved in reversed(self.saved):
             self.executor.restore(tensor, saved)
-        self.executor.set_random(self.random)
+        if self.random is not None:     # this process has computed
+            self.executor.set_random(self.random)
         self.leave()
 
     def leave(self) -> None:
@@ -150,7 +157,7 @@ class _Run:
                 self.inputs[self.used], meta)
             self.used += 1
         else:
-            value = self.execute(step, self.registers)
+            value = run_operator(step, self.registers)
         for place in step.fresh:
             self.sizes[place] = self.executor.charge(self.registers[place])
         self.position += 1
@@ -162,6 +169,24 @@ class _Run:
             if not alive or alive.isdisjoint(self.plan.sharers[place]):
                 self.executor.credit(self.sizes.pop(place, 0))
         return answer
+
+    def wait(self) -> bool:
+        """Return whether the run waits for inputs, because another process computes it at once."""
+        return self.offered is not None and len(self.inputs) < self.offered.inputs \
+            and not self.stopped
+
+    def delegate(self) -> list[Value] | None:
+        """Let another process compute the run; None: this process must compute it."""
+        offered, self.offered = self.offered, None
+        found = None if self.stopped or len(self.inputs) != offered.inputs else \
+            offered.run(self.inputs)
+        if found is None:
+            self.begin(self.plan)
+            return None
+        self.elsewhere, (values, self.stay) = offered, found
+        self.position, self.used, self.values = \
+            len(self.plan.instructions), len(self.inputs), len(values)
+        return [Value(self.number, k, value) for k, value in enumerate(values)]
 
     def skip(self, error: Exception) -> None:
         """Skip the next step, which has failed with `error`; its new tensors do not exist."""
@@ -195,24 +220,6 @@ class _Run:
                 self.skip(wrong)
         return self.error
 
-    def execute(self, step: Instruction, registers: list[Any]) -> Any:
-        """Run an operator and store its new tensors in their registers."""
-        arguments, keywords = step.arguments, step.keywords
-        if step.holes:
-            arguments = arguments[:]
-            for position, hole in step.holes:
-                arguments[position] = registers[hole] if type(hole) is int else [
-                    registers[v] if is_tensor else v for is_tensor, v in hole]
-        if step.keyword_holes:
-            keywords = dict(keywords)
-            for name, hole in step.keyword_holes:
-                keywords[name] = registers[hole] if type(hole) is int else [
-                    registers[v] if is_tensor else v for is_tensor, v in hole]
-        results, value = step.call(arguments, keywords)  # type: ignore[misc]
-        for index, place in step.results:
-            registers[place] = results[index]
-        return value
-
     def answer(self, step: Instruction, value: Any) -> Value:
         """Return the `Value` of a wanted step: the answer that the program needs at once."""
         metas: tuple[Meta | None, ...] = ()
@@ -231,8 +238,8 @@ class _Run:
 class ReplayServer:
     """Runs the sequences of one client. Raises RemoteError for an invalid request."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+    def __init__(self, executor: Executor, sharing: Any = None) -> None:
+        self.executor, self.sharing = executor, sharing
         self._plans: dict[int, Plan] = {}
         self._run: _Run | None = None
 
@@ -255,10 +262,14 @@ class ReplayServer:
                 self._plans[sequence.number] = Plan(sequence, self.executor)
             case Forget(number):
                 self._plans.pop(number, None)
+                if self.sharing is not None:
+                    self.sharing.forget(number)
             case Start():
                 if self._run is not None:
                     raise RemoteError('only one run may be open at a time')
-                self._run = _Run(request, self._plan(request.number), self.executor)
+                plan = self._plan(request.number)
+                self._run = _Run(request, plan, self.executor,
+                                 self.sharing and self.sharing.ready(plan))
             case Free(handles):
                 for handle in handles:
                     self.executor.free(handle)
@@ -286,6 +297,10 @@ class ReplayServer:
         Yield each value as soon as it exists, so that the program does not wait for later steps.
         """
         run = self._run
+        if run is not None and run.offered is not None:
+            if run.wait():
+                return
+            yield from run.delegate() or ()
         while run is not None and limit > 0 and run.ready():
             limit -= 1
             try:
@@ -312,8 +327,16 @@ class ReplayServer:
     def _finish(self, run: _Run, alive: tuple[int, ...]) -> Exception | None:
         if any(h - run.base not in run.plan.kept for h in alive):
             raise RemoteError('a kept tensor must be one that the sequence keeps')
+        if run.offered is not None:     # the whole pass came at once, so nobody was asked
+            run.begin(run.plan)
         error = run.complete(len(run.plan.instructions), frozenset())
+        for handle in alive if run.elsewhere is not None else ():
+            slot = handle - run.base
+            run.registers[slot] = run.elsewhere.placed(run.stay[slot])
+        plan, alone = run.plan, run.elsewhere is None and error is None
         self._close(run, alive)
+        if alone and self.sharing is not None:
+            self.sharing.passed(plan)
         return error
 
     def _abandon(self, run: _Run, count: int, alive: tuple[int, ...]) -> Exception | None:

@@ -29,13 +29,15 @@ from fleet_ros.device import torch_device
 from ..protocol import qos
 from .parameters import ServerSettings
 from .session import DRAIN
-from .worker import Task, serve
+from .shared import compute
+from .worker import RUNNER, Task, serve
 
 MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
 SHARED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # seconds in which processes can end before they are killed: they complete what a program has begun,
 # tell it that they end, and leave
 ORDERLY = DRAIN + qos.LAST_WORDS + 0.8
+RUNNERS = 4     # how often the runner is started: what ends it so often would end it again
 
 
 class ForkServer:
@@ -49,6 +51,7 @@ class ForkServer:
         self.device = ''
         self.processes: dict[str, int] = {}      # maps a program's name to the pidfd of its process
         self.ids: dict[str, int] = {}
+        self.runner = self.runners = 0  # process id of the runner; how often it was started
         self.selector = selectors.DefaultSelector()
         self.selector.register(link, selectors.EVENT_READ, '')
 
@@ -107,6 +110,8 @@ class ForkServer:
                     signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
 
     def _begin(self, program: str, incarnation: int, keys: list[str]) -> None:
+        if self.processes:
+            self._begin_runner()
         me, child, descriptor = os.getpid(), 0, -1
         try:
             child = os.fork()
@@ -135,6 +140,21 @@ class ForkServer:
         self.ids[program] = child
         self.processes[program] = descriptor
 
+    def _begin_runner(self) -> None:
+        """Fork the process that computes what programs have in common, unless it runs."""
+        if self.runner and os.waitpid(self.runner, os.WNOHANG)[0]:
+            self.runner = 0
+        if self.runner or self.runners >= RUNNERS:
+            return
+        me = os.getpid()
+        with contextlib.suppress(OSError):      # without it, each program computes alone
+            self.runner = os.fork()
+            self.runners += 1
+            if not self.runner:
+                self.selector.close()
+                self.link.close()
+                compute(self.folder / RUNNER, self.device, self.folder, self.settings, me)
+
     def _reap(self, program: str) -> None:
         descriptor = self.processes.pop(program)
         self.selector.unregister(descriptor)
@@ -157,6 +177,8 @@ class ForkServer:
                 with contextlib.suppress(OSError):   # OSError: the supervisor has ended
                     self._reap(key.data)
         self._signal(signal.SIGKILL)
+        if self.runner:
+            os.kill(self.runner, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _signal(self, number: int) -> None:

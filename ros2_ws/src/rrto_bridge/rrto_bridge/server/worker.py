@@ -34,6 +34,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
+from ..execution.sharing import Sharing
 from ..execution.weights import Weights
 from ..protocol import qos
 from ..protocol.convert import SERVER
@@ -43,7 +44,9 @@ from .parameters import ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
-PATIENCE = 10.0       # time in seconds within which DDS must find the program's topics
+# time in seconds within which DDS must find the program's topics, and the runner must answer
+PATIENCE = 10.0
+RUNNER = 'runner'     # socket of the runner in the server's folder, see `fleet_compute.runner`
 # A process is always allowed at least this many bytes besides its tensors, for messages
 # and for workspaces of operators.
 ROOM = 64 << 20
@@ -98,8 +101,9 @@ class _Worker:
         generator = default_generator(self.device)
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
-        self.performer = Performer(
-            context, Weights(settings.weights << 20, task.folder / 'weights'))
+        weights = Weights(settings.weights << 20, task.folder / 'weights')
+        self.performer = Performer(context, weights, Sharing(
+            context, weights, task.folder / RUNNER, min(PATIENCE, settings.operator / 2)))
         self._changed = threading.Condition()    # protects machine and channel
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)

@@ -3,13 +3,15 @@
 The server computes on one thread (or a GPU), and everything of the model; each robot is a process
 that asks again as soon as it has an answer. The program prints one JSON line. For each number of
 robots, it contains requests/s, median and 95th percentile of the latency in seconds, and how many
-requests fell back to the robot: with batches (`together`), and with a server that computes each
-request alone (`in_turns`). `plain`: inferences/s of PyTorch in this process, with a batch of that
-size. `memory`: MiB of the server's process (its share, PSS).
+requests fell back to the robot: of LOPInfer with batches (`together`), and with a server that
+computes each request alone (`in_turns`); of unmodified programs under RRTO (`rrto`), and of such
+programs that have nothing in common, as each has weights of its own (`rrto_apart`). `plain`:
+inferences/s of PyTorch in this process, with a batch of that size. `memory`: MiB of the server's
+processes (their share, PSS).
 
-`bench_robots.py [--seconds S] [--robots N ...] [--device D] [MODEL[@SIDE]]`; MODEL is a model of
-torchvision, `yolo`, a detector of that kind, or `act`, the policy of fleet_policy's benches; SIDE
-is the side of the square input in pixels (default 224).
+`bench_robots.py [--seconds S] [--robots N ...] [--device D] [--part P ...] [MODEL[@SIDE]]`; MODEL
+is a model of torchvision, `yolo`, a detector of that kind, or `act`, the policy of fleet_policy's
+benches; SIDE is the side of the square input in pixels (default 224).
 """
 
 import argparse
@@ -25,7 +27,8 @@ import numpy as np
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / 'test'))
+PACKAGES = Path(__file__).parents[2] / 'ros2_ws' / 'src'
+sys.path.insert(0, str(PACKAGES / 'lopinfer_node' / 'test'))
 from lopinfer_node.api import OffloadedModel  # noqa: E402
 from lopinfer_node.cli.rig import private_domain  # noqa: E402
 from lopinfer_node.ros.client_shell import ClientOptions  # noqa: E402
@@ -34,6 +37,9 @@ from models import named  # noqa: E402
 
 SERVER = ('import fleet_compute.schedule as s; s.MOST = {most}\n'
           'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())')
+
+
+PARTS = ('together', 'in_turns', 'rrto', 'rrto_apart')
 
 
 class Conv(nn.Sequential):
@@ -96,7 +102,7 @@ def model_of(name):
     side = int(side or 224)
     torch.manual_seed(0)
     if name == 'act':
-        sys.path.append(str(Path(__file__).parents[2] / 'fleet_policy' / 'bench'))
+        sys.path.append(str(PACKAGES / 'fleet_policy' / 'bench'))
         import act
         images = [torch.randint(256, (1, 3, act.HEIGHT, act.WIDTH), dtype=torch.uint8)
                   for _ in act.CAMERAS]
@@ -125,16 +131,59 @@ def robot(options):
     shared.close()
 
 
-def served(options, robots, most, folder):
+def program(options):
+    """Ask as `robot` does, as a program that knows nothing of a server."""
+    model, example = model_of(options.model)
+    if options.apart:
+        with torch.no_grad():
+            next(model.parameters()).mul_(1 + options.robot / 1000)
+    with torch.inference_mode():
+        model = model.cuda()
+
+        def infer():
+            y = model(*(x.cuda() for x in example))
+            return (y if isinstance(y, torch.Tensor) else y[0]).cpu()
+        for _ in range(24):
+            infer()
+        print('ready', flush=True)
+        sys.stdin.readline()
+        for _ in range(3):
+            infer()
+        end, taken = time.monotonic() + options.seconds, []
+        while time.monotonic() < end:
+            began = time.monotonic()
+            infer()
+            taken.append(time.monotonic() - began)
+    print(json.dumps({'taken': taken, 'fallbacks': 0}), flush=True)
+
+
+def commands(options, part, folder):
+    """Return the commands of a server and of a robot."""
+    ask = [sys.executable, __file__, options.model, '--seconds', str(options.seconds)]
+    if part.startswith('rrto'):
+        return [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', '--log-level',
+                'warn', '-p', 'name:=bench', '-p', 'threads:=1', '-p', f'device:={options.device}'
+                ], [sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'bench', '--',
+                    *ask, '--program', *['--apart'] * (part == 'rrto_apart')]
+    return [sys.executable, '-c', SERVER.format(most=1 if part == 'in_turns' else 16), '--ros-args',
+            '--log-level', 'warn', '-r', '__ns:=/lopinfer', '-p', f'directory:={folder}', '-p',
+            'threads:=1', '-p', f'device:={options.device}'], ask
+
+
+def memory(pid):
+    """Return the MiB of a process and of those that it has started, shared pages divided."""
+    rollup = Path(f'/proc/{pid}/smaps_rollup').read_text()
+    own = int(rollup.split('Pss:')[1].split()[0]) >> 10
+    return own + sum(memory(int(child)) for task in Path(f'/proc/{pid}/task').iterdir()
+                     for child in (task / 'children').read_text().split())
+
+
+def served(options, robots, part, folder):
     """Measure one server with so many robots."""
-    server = subprocess.Popen(
-        [sys.executable, '-c', SERVER.format(most=most), '--ros-args', '--log-level', 'warn',
-         '-r', '__ns:=/lopinfer', '-p', f'directory:={folder}', '-p', 'threads:=1',
-         '-p', f'device:={options.device}'])
-    clients = [subprocess.Popen(
-        [sys.executable, __file__, options.model, '--robot', str(k), '--seconds',
-         str(options.seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for k in range(1, robots + 1)]
+    command, ask = commands(options, part, folder)
+    server = subprocess.Popen(command)
+    clients = [subprocess.Popen([*ask, '--robot', str(k)], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True) for k in range(1, robots + 1)]
     try:
         for client in clients:
             assert client.stdout.readline() == 'ready\n', 'a robot has not met the server'
@@ -142,7 +191,7 @@ def served(options, robots, most, folder):
             client.stdin.write('go\n')
             client.stdin.flush()
         found = [json.loads(client.stdout.readline()) for client in clients]
-        rollup = Path(f'/proc/{server.pid}/smaps_rollup').read_text()
+        taking = memory(server.pid)
     finally:
         for process in (*clients, server):
             process.terminate()
@@ -155,7 +204,7 @@ def served(options, robots, most, folder):
             'least': min(len(f['taken']) for f in found),
             'most': max(len(f['taken']) for f in found),
             'fallbacks': sum(f['fallbacks'] for f in found),
-            'memory': int(rollup.split('Pss:')[1].split()[0]) >> 10}
+            'memory': taking}
 
 
 def plain(options, size):
@@ -179,18 +228,22 @@ def main():
     parser.add_argument('--robots', type=int, nargs='+', default=[1, 2, 4, 8, 16])
     parser.add_argument('--seconds', type=float, default=15.0)
     parser.add_argument('--device', default='cpu')
+    parser.add_argument('--part', nargs='+', choices=PARTS, default=PARTS)
     parser.add_argument('--robot', type=int)
+    parser.add_argument('--program', action='store_true')
+    parser.add_argument('--apart', action='store_true')
     options = parser.parse_args()
     os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
     if options.robot:
-        robot(options)
+        torch.set_num_threads(1)
+        (program if options.program else robot)(options)
         return
     rows = {}
     with private_domain(), TemporaryDirectory() as folder:
         for robots in options.robots:
             rows[robots] = {'plain_before': plain(options, robots),
-                            'together': served(options, robots, 16, folder),
-                            'in_turns': served(options, robots, 1, folder),
+                            **{part: served(options, robots, part, folder)
+                               for part in options.part},
                             'plain_after': plain(options, robots)}
             print(robots, rows[robots], file=sys.stderr, flush=True)
     print(json.dumps({'model': options.model, 'robots': rows}))

@@ -1,0 +1,288 @@
+"""Programs that do the same share one computation, and get what they would get alone."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import pytest
+import remote
+import torch
+from fleet_compute.runner import Offer, Runner, Tenant
+from fleet_testing import LIMIT, Lines, eventually
+from processes import Domain, children
+from rrto_bridge.execution import sharing
+from rrto_bridge.execution.perform import Performer
+from rrto_bridge.execution.sharing import AFTER, Sharing, load
+from rrto_bridge.execution.weights import Weights
+from rrto_bridge.server.shared import NAME
+from torch import nn
+
+CPU = torch.device('cpu')
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """An engine that replays; whatever it offers, a twin offers too, so it is shared at once.
+
+    `shared.runs`: number of passes that the runner has computed. `shared.said`: its log.
+    """
+    engine = remote.start('replay')
+    (tmp_path / 'weights').mkdir()
+    weights, twins = Weights(1 << 28, tmp_path / 'weights'), []
+    path = tmp_path / 'runner'
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen()
+    engine.said, loaded = [], WeakValueDictionary()
+    runner = Runner(listener, CPU, lambda data: load(data, weights, CPU, loaded),
+                    engine.said.append)
+    threading.Thread(target=runner.serve, daemon=True).start()
+    context = engine.port.performer.context
+    engine.port.performer = Performer(context, weights, Sharing(context, weights, path, LIMIT))
+    offer, run, engine.runs, engine.offers = Tenant.offer, Offer.run, 0, []
+
+    def twice(tenant, *arguments):
+        found = offer(tenant, *arguments)
+        twins.append(Tenant(path, LIMIT))
+        offer(twins[-1], *arguments)
+        twins[-1]._socket.recv(1 << 12)     # the runner has decided
+        engine.offers.append(found)
+        return found
+
+    def counted(one, inputs):
+        results = run(one, inputs)
+        engine.runs += results is not None
+        return results
+    monkeypatch.setattr(Tenant, 'offer', twice)
+    monkeypatch.setattr(Offer, 'run', counted)
+    yield engine
+    for twin in twins:
+        twin.close()
+    listener.close()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.act, self.drop, self.head = nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 70)
+
+    def forward(self, x):
+        y = self.act(self.norm(self.conv(x)))
+        return self.head(self.drop(y.mean((2, 3))))
+
+
+def image(k):
+    return torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(k))
+
+
+def both():
+    """Return a model on the CPU and the same on the device."""
+    return Net().eval(), Net().eval().cuda()
+
+
+def alike(plain, own, count=3 * AFTER, begin=0, infer=None):
+    """Compare inferences with plain PyTorch's."""
+    infer = infer or (lambda model, x: model(x).cpu())
+    with torch.inference_mode():
+        for k in range(begin, begin + count):
+            torch.testing.assert_close(infer(own, image(k).cuda()), infer(plain, image(k)))
+
+
+def test_a_proved_sequence_is_shared(shared):
+    alike(*both())
+    assert shared.runs > AFTER and 'programs share a sequence of' in shared.said[0]
+
+
+def test_a_changed_weight_is_seen_by_the_next_inference(shared):
+    plain, own = both()
+    alike(plain, own)
+    for change in (lambda m: m.head.weight.mul_(2), lambda m: m.head.weight.view(-1)[5:9].zero_(),
+                   lambda m: m.norm.running_mean.add_(1),
+                   lambda m: torch.add(m.head.bias, 1, out=m.head.bias)):
+        runs = shared.runs
+        with torch.no_grad():
+            change(plain), change(own)
+        alike(plain, own, 2)
+        assert shared.runs == runs      # what was offered is no longer true
+        alike(plain, own, 4 * AFTER)
+    other = {k: v + 1 for k, v in plain.state_dict().items()}
+    plain.load_state_dict(other), own.load_state_dict(other)
+    alike(plain, own)
+
+
+def test_what_a_program_keeps_is_its_own(shared):
+    plain, own = both()
+
+    def infer(model, x):
+        y = model(x)
+        kept.append(y)
+        return y.cpu()
+    kept = []
+    with torch.inference_mode():
+        for k in range(4 * AFTER):
+            want = plain(image(k))
+            torch.testing.assert_close(infer(own, image(k).cuda()), want)
+            kept[-1].add_(1)
+            torch.testing.assert_close(kept[-1].cpu(), want + 1)
+            if k > AFTER:
+                torch.testing.assert_close(kept[0].cpu(), plain(image(0)) + 1)
+    assert shared.runs
+
+
+def test_a_program_that_leaves_the_sequence_gets_what_it_computes(shared):
+    plain, own = both()
+
+    def infer(model, x):
+        y = model(x)
+        return (y * 3).sum().cpu() if odd else y.cpu()
+    odd = False
+    alike(plain, own, infer=infer)
+    for k in range(12):
+        odd = k % 3 == 2
+        alike(plain, own, 1, k, infer)
+    assert shared.runs
+
+
+def test_weights_that_the_runner_has_leave_the_memory_of_the_device(shared, monkeypatch):
+    monkeypatch.setattr(sharing, 'SHELVING', ('cpu',))
+    monkeypatch.setattr(sharing, 'KEPT', 1024)
+    context = shared.port.performer.context
+
+    def held():
+        return any(tensor.shape == (70, 8) for tensor in context.tensors.values())
+    plain, own = both()
+    alike(plain, own, AFTER)
+    assert held()
+    alike(plain, own)
+    assert shared.runs and not held()
+    assert torch.equal(own.head.weight.cpu(), plain.head.weight) and held()
+    alike(plain, own)
+    tied, other = own.head.weight.t(), plain.head.weight.t()     # a view of what was away
+    with torch.no_grad():
+        tied.mul_(2), other.mul_(2)
+    alike(plain, own)
+
+
+def test_two_results_and_two_inputs(shared):
+    plain, own = both()
+
+    def infer(model, x):
+        y = model(x)
+        other = (torch.arange(70.).to(x.device) * y).relu_()
+        return torch.cat([y.cpu(), other.cpu()])
+    alike(plain, own, infer=infer)
+    assert shared.runs
+
+
+def test_a_random_sequence_is_not_shared(shared):
+    own = Net().cuda()
+    for k in range(3 * AFTER):
+        own(image(k).cuda()).cpu()
+    assert not shared.runs and not shared.offers
+
+
+def test_a_sequence_that_changes_what_stays_is_not_shared(shared):
+    count = torch.zeros(1).cuda()
+    plain, own = both()
+    with torch.inference_mode():
+        for k in range(3 * AFTER):
+            y = own(image(k).cuda())
+            count += 1
+            torch.testing.assert_close(y.cpu(), plain(image(k)))
+    assert count.item() == 3 * AFTER and not shared.runs
+
+
+def test_an_input_that_fails_raises_what_it_raises_alone(shared):
+    table = torch.rand(9, 70)
+    own = table.cuda()
+
+    def infer(rows, k):
+        return rows[torch.tensor([k]).to(rows.device)].cpu()
+    for k in range(3 * AFTER):
+        torch.testing.assert_close(infer(own, k % 9), infer(table, k % 9))
+    with pytest.raises(IndexError):
+        infer(own, 9)
+    torch.testing.assert_close(infer(own, 3), infer(table, 3))
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+PROGRAM = '''
+import sys, torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(),
+                            torch.nn.Linear(1568, 90)).eval()
+images = torch.rand(8, 1, 3, 16, 16)
+with torch.no_grad():
+    expected = [model(image) for image in images]
+    model.cuda()
+    for k in range(1 << 40):
+        torch.testing.assert_close(model(images[k % 8].cuda()).cpu(), expected[k % 8])
+        if k % 20 == 19:
+            print('right', k, flush=True)
+'''
+
+
+@pytest.fixture
+def domain():
+    made = Domain()
+    yield made
+    made.close()
+
+
+def begin(domain, count):
+    lines = [Lines(domain.rrto('run', '--server', 'shared', '--', sys.executable, '-c', PROGRAM))
+             for _ in range(count)]
+    for line in lines:
+        line.wait('right')
+    return lines
+
+
+def further(programs):
+    for program in programs:
+        for _ in range(3):
+            program.wait('right')
+
+
+def runner_of(server):
+    """Return the process of the runner, a child of the fork server."""
+    found = [p for parent in children(server.process.pid) for p in children(parent)
+             if Path(f'/proc/{p}/comm').read_text().strip() == NAME]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_programs_that_share_survive_the_runner(domain):
+    server = domain.server('shared', threads=1, operator=2.0)
+    server.wait('serving')
+    programs = begin(domain, 2)
+    server.wait('2 programs share a sequence')
+    further(programs)
+    runner = runner_of(server)
+    os.kill(runner, signal.SIGSTOP)     # they wait for a second, and then compute alone
+    further(programs)
+    os.kill(runner, signal.SIGKILL)
+    further(programs)
+    more = begin(domain, 1)     # a new runner, for those who come
+    eventually(lambda: runner_of(server) != runner)
+    further([*programs, *more])
+
+
+def test_a_program_that_is_killed_leaves_the_others_right(domain):
+    server = domain.server('shared', threads=1, lease=2.0)
+    server.wait('serving')
+    programs = begin(domain, 3)
+    server.wait('programs share a sequence')
+    further(programs)
+    victim = programs.pop()
+    victim.process.send_signal(signal.SIGKILL)
+    further(programs)
+    programs.pop().process.send_signal(signal.SIGSTOP)
+    further(programs)
