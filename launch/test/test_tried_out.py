@@ -1,6 +1,7 @@
 """What a user reads about the task of a fleet before its processes start."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -55,6 +56,20 @@ def test_the_task_of_the_run_stays_as_it_is():
     task = loaded(fleet)
     assert checked(fleet, task).seconds > 0
     assert task._inner.served == 0
+
+
+def test_a_machine_whose_pytorch_cannot_compute_gradients_in_a_forked_process_checks_in_its_own(
+        monkeypatch):
+    here, gradient = os.getpid(), Slow.loss
+
+    def loss(task, model, batch):
+        if os.getpid() != here:
+            raise RuntimeError("Unable to handle autograd's threading in combination with "
+                               'fork-based multiprocessing.')
+        return gradient(task, model, batch)
+
+    monkeypatch.setattr(Slow, 'loss', loss)
+    assert checked(fleet_of()).seconds > 0
 
 
 def test_statistics_that_stay_young_are_a_note():

@@ -245,8 +245,10 @@ def _same_dice() -> Iterator[None]:
     import torch
 
     python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 (of the task)
+    # A process that was forked after CUDA was used cannot use it, not even to ask its random state.
+    devices: list[int] | None = [] if torch.cuda._is_in_bad_fork() else None
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(python)

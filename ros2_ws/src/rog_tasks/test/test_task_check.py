@@ -49,6 +49,16 @@ def test_an_ordinary_model_is_counted_and_nothing_about_it_is_odd():
     assert check.memory > 4 * (check.parameters + 26)  # at least the parameters and gradients
 
 
+def test_a_process_that_was_forked_after_cuda_was_used_can_check_a_task(monkeypatch):
+    def refuses(*arguments):
+        raise RuntimeError('Cannot re-initialize CUDA in forked subprocess')
+
+    monkeypatch.setattr(torch.cuda, '_is_in_bad_fork', lambda: True)
+    for name in ('get_rng_state', 'device_count'):
+        monkeypatch.setattr(torch.cuda, name, refuses)
+    assert found(Toy(nn.Linear(6, 2))).parameters == 14
+
+
 def test_random_states_stay_as_they_are():
     class Dice(Toy):
         def loss(self, model, batch):

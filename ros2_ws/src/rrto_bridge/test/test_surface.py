@@ -183,7 +183,7 @@ def test_data_loaders_with_workers(mode):
 def _child(queue, x):
     torch.manual_seed(1)
     torch.cuda.manual_seed_all(1)
-    queue.put(torch.rand(1).item())
+    queue.put(torch.rand(torch.cuda.device_count()).item())
     try:
         queue.put((x + 1).sum().item())
     except RuntimeError as error:

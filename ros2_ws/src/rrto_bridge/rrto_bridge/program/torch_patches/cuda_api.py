@@ -230,6 +230,10 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
         major, minor = query('capability')
         return Properties(query('name'), major, minor, query('total'))
 
+    def count() -> int:
+        # as with CUDA, which knows the number before the fork
+        return 1 if device.connection.forked else query('device_count')
+
     def seed(value: int) -> None:
         device.connection.seed(int(value))
 
@@ -238,7 +242,7 @@ def _queries(device: Device) -> dict[str, Callable[..., Any]]:
     return {
         'is_available': constant(True), 'is_initialized': constant(True),
         '_is_in_bad_fork': lambda: device.connection.forked, 'is_bf16_supported': constant(True),
-        'device_count': ask('device_count'), 'current_device': ask('current_device'),
+        'device_count': count, 'current_device': ask('current_device'),
         'set_device': _checked(lambda of=None: None),
         'get_device_name': ask('name'), 'get_device_capability': ask('capability'),
         'get_device_properties': properties, 'get_arch_list': constant([]),
