@@ -172,10 +172,13 @@ def commands(options, part, folder):
 
 def memory(pid):
     """Return the MiB of a process and of those that it has started, shared pages divided."""
-    rollup = Path(f'/proc/{pid}/smaps_rollup').read_text()
-    own = int(rollup.split('Pss:')[1].split()[0]) >> 10
-    return own + sum(memory(int(child)) for task in Path(f'/proc/{pid}/task').iterdir()
-                     for child in (task / 'children').read_text().split())
+    try:
+        rollup = Path(f'/proc/{pid}/smaps_rollup').read_text()
+        children = [child for task in Path(f'/proc/{pid}/task').iterdir()
+                    for child in (task / 'children').read_text().split()]
+    except OSError:     # a thread or a process has ended
+        return memory(pid) if Path(f'/proc/{pid}').exists() else 0
+    return (int(rollup.split('Pss:')[1].split()[0]) >> 10) + sum(map(memory, map(int, children)))
 
 
 def served(options, robots, part, folder):

@@ -1,5 +1,6 @@
 """A program that leaves a sequence, or loses its server, gets the results of plain PyTorch."""
 
+import copy
 import os
 
 import pytest
@@ -170,6 +171,24 @@ def test_a_program_returns_to_a_server_that_is_back(mode, passes, capsys):
     assert told.index('continuing on this machine') < told.index('the server is back')
     assert remote.device().connection.engine is found and found.port.waits > 5
     assert found.inferences > 4 or mode != 'replay'
+
+
+def test_a_server_that_is_back_replays_the_first_inference():
+    lost = remote.start('replay', 9, journal=True)
+    found = remote.another('replay')
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    own, x = copy.deepcopy(plain).cuda(), torch.rand(30, 1, 8)
+    with torch.inference_mode():
+        for k in range(20):     # the server is lost in the 10th
+            torch.testing.assert_close(own(x[k].cuda()).cpu(), plain(x[k]))
+        assert lost.port.back()
+        plain[0].bias.add_(1), own[0].bias.add_(1)      # meanwhile
+        for k in range(20, 30):
+            y = own(x[k].cuda())
+            waits = found.port.waits
+            torch.testing.assert_close(y.cpu(), plain(x[k]))
+            assert found.port.waits == waits + 1 and found.inferences == k - 19
 
 
 @pytest.mark.parametrize(('mode', 'lives'), [('async', 0), ('replay', 9), ('replay', 12)])

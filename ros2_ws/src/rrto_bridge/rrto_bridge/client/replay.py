@@ -19,6 +19,7 @@ undoes these steps if the program then follows a rival.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -98,6 +99,7 @@ class ReplayClient:
         self.base = 0                      # handle of the first tensor that the open run creates
         # `runs`: runs begun, also by a switch; `finished`: runs whose pass the program completed
         self.runs = self.finished = 0
+        self.former: Items[Sequence] = ()
         self.closed: Callable[[], list[tuple[Call, Any]]] | None = None
         self._allocate = allocate
         self._tree = PrefixTree(meta_of, infer)
@@ -245,15 +247,27 @@ class ReplayClient:
     def lost(self) -> list[tuple[Call, Any]]:
         """Forget the open run and all sequences, because the server is lost.
 
-        Return the calls that the program has made in this run, as `pending` does.
+        Return the calls that the program has made in this run, as `pending` does. `former` then has
+        the sequences, for the next server.
         """
         calls = self.pending()
         self._close()
+        self.former = [known.sequence for known in self._tree.known]
         self._tree.known.clear()
         self._frees.clear()
         self.search.restart()
         self.partial.restart()
         return calls
+
+    def adopt(self, sequences: Items[Sequence]) -> list[Action]:
+        """Know the `former` sequences of another server, as far as the program holds their tensors.
+
+        The tensors must have the same handles on this server.
+        """
+        actions: list[Action] = []
+        for sequence in sequences:
+            self._add(sequence, actions)
+        return actions
 
     # -- idle: opening a run ---------------------------------------------------------------------
 

@@ -160,6 +160,15 @@ class Replaying(PerCall):
             self.journal.freed(handle)
         self._dropped.clear()
 
+    def adopt(self, lost: PerCall, metas: dict[int, Meta]) -> None:
+        """Go on with the sequences of a lost server.
+
+        `metas`: those of the program's tensors, which have the same handles here.
+        """
+        if isinstance(lost, Replaying):
+            self._metas.update(metas)
+            self._act(self.replay.adopt(lost.replay.former))
+
     def _decide(self, call: Call, data: Any = None) -> Decision:
         decision = self.replay.call(call, data)
         self._note_closed()

@@ -68,7 +68,7 @@ TURN = 30.0  # time in seconds within which the server must have started a proce
 ASKED = 6
 # seconds to wait after the server has ended: the same Ctrl+C may also end this program
 GRACE = 0.5
-LOOK = 2.0            # seconds between searches for a server, after the server was lost
+LOOK = 0.25           # seconds between searches for a server, after the server was lost
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 

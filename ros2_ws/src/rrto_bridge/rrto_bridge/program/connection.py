@@ -20,7 +20,9 @@ from ..client.inprocess import InProcess
 from ..client.migration import migrate, prepare
 from ..client.ownprocess import Here, OwnGpu
 from ..client.percall import NoReplay, PerCall
+from ..client.replaying import Replaying
 from ..protocol.errors import LinkError, OutOfMemory, RrtoError, UnknownOperator
+from ..protocol.tensors import meta_of
 from .turns import Turns
 
 
@@ -188,6 +190,8 @@ class Connection:
             context = self._tensors()
             found.machine.follow(self.engine.machine)
             migrate(context, found)
+            if isinstance(found, Replaying):
+                found.adopt(lost, {h: meta_of(t) for h, t in context.tensors.items()})
         except RrtoError as error:
             found.port.close()
             print(f'rrto: {error}; staying on this machine', file=sys.stderr)
