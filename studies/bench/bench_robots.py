@@ -4,10 +4,9 @@ The server computes on one thread (or a GPU), and everything of the model; each 
 that asks again as soon as it has an answer. The program prints one JSON line. For each number of
 robots, it contains requests/s, median and 95th percentile of the latency in seconds, and how many
 requests fell back to the robot: of LOPInfer with batches (`together`), and with a server that
-computes each request alone (`in_turns`); of unmodified programs under RRTO (`rrto`), and of such
-programs that have nothing in common, as each has weights of its own (`rrto_apart`). `plain`:
-inferences/s of PyTorch in this process, with a batch of that size. `memory`: MiB of the server's
-processes (their share, PSS).
+computes each request alone (`in_turns`); of unmodified programs under RRTO for which one process
+computes (`rrto`), or one each (`rrto_apart`). `plain`: inferences/s of PyTorch in this process,
+with a batch of that size. `memory`: MiB of the server's processes (their share, PSS).
 
 `bench_robots.py [--seconds S] [--robots N ...] [--device D] [--part P ...] [MODEL[@SIDE]]`; MODEL
 is a model of torchvision, `yolo`, a detector of that kind, or `act`, the policy of fleet_policy's
@@ -20,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -134,9 +134,6 @@ def robot(options):
 def program(options):
     """Ask as `robot` does, as a program that knows nothing of a server."""
     model, example = model_of(options.model)
-    if options.apart:
-        with torch.no_grad():
-            next(model.parameters()).mul_(1 + options.robot / 1000)
     with torch.inference_mode():
         model = model.cuda()
 
@@ -161,10 +158,12 @@ def commands(options, part, folder):
     """Return the commands of a server and of a robot."""
     ask = [sys.executable, __file__, options.model, '--seconds', str(options.seconds)]
     if part.startswith('rrto'):
+        share = 'always' if part == 'rrto' else 'never'
         return [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', '--log-level',
-                'warn', '-p', 'name:=bench', '-p', 'threads:=1', '-p', f'device:={options.device}'
-                ], [sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'bench', '--',
-                    *ask, '--program', *['--apart'] * (part == 'rrto_apart')]
+                'warn', '-p', 'name:=bench', '-p', 'threads:=1', '-p', f'device:={options.device}',
+                '-p', f'share:={share}'], [
+                    sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'bench', '--',
+                    *ask, '--program']
     return [sys.executable, '-c', SERVER.format(most=1 if part == 'in_turns' else 16), '--ros-args',
             '--log-level', 'warn', '-r', '__ns:=/lopinfer', '-p', f'directory:={folder}', '-p',
             'threads:=1', '-p', f'device:={options.device}'], ask
@@ -172,13 +171,13 @@ def commands(options, part, folder):
 
 def memory(pid):
     """Return the MiB of a process and of those that it has started, shared pages divided."""
-    try:
-        rollup = Path(f'/proc/{pid}/smaps_rollup').read_text()
-        children = [child for task in Path(f'/proc/{pid}/task').iterdir()
-                    for child in (task / 'children').read_text().split()]
-    except OSError:     # a thread or a process has ended
-        return memory(pid) if Path(f'/proc/{pid}').exists() else 0
-    return (int(rollup.split('Pss:')[1].split()[0]) >> 10) + sum(map(memory, map(int, children)))
+    own, children = 0, []
+    with suppress(OSError):     # a thread or a process has ended
+        own = int(Path(f'/proc/{pid}/smaps_rollup').read_text().split('Pss:')[1].split()[0]) >> 10
+        for task in Path(f'/proc/{pid}/task').iterdir():
+            with suppress(OSError):
+                children += map(int, (task / 'children').read_text().split())
+    return own + sum(map(memory, children))
 
 
 def served(options, robots, part, folder):
@@ -234,7 +233,6 @@ def main():
     parser.add_argument('--part', nargs='+', choices=PARTS, default=PARTS)
     parser.add_argument('--robot', type=int)
     parser.add_argument('--program', action='store_true')
-    parser.add_argument('--apart', action='store_true')
     options = parser.parse_args()
     os.environ.setdefault('OMP_WAIT_POLICY', 'passive')
     if options.robot:

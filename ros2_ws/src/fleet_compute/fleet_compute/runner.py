@@ -326,6 +326,8 @@ class Runner:
                     time.monotonic()))
             else:
                 self._forget(client, message['forget'])
+        except ConnectionError:     # it has ended without reading all
+            self._leave(client)
         except (OSError, ValueError, KeyError, TypeError) as error:   # this tenant is at fault
             self._log(f'a program computes alone: {type(error).__name__}: {error}')
             self._leave(client)

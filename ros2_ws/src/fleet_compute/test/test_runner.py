@@ -40,12 +40,12 @@ class Scaled:
 class Place:
     """A runner whose turns the test takes, unless `start` lets a thread take them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, device='cpu'):
         self.path, self.said, self.loaded = folder / 'runner', [], []
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(self.path))
         self.listener.listen(16)
-        self.runner = Runner(self.listener, torch.device('cpu'), self.load, self.said.append)
+        self.runner = Runner(self.listener, torch.device(device), self.load, self.said.append)
         self.tenants = []
 
     def load(self, definition):
@@ -73,9 +73,13 @@ class Place:
         self.listener.close()
 
 
+GPU = pytest.param('cuda:0', marks=[pytest.mark.gpu, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason='no GPU')])
+
+
 @pytest.fixture
-def place(tmp_path):
-    made = Place(tmp_path)
+def place(tmp_path, request):
+    made = Place(tmp_path, getattr(request, 'param', 'cpu'))
     yield made
     made.close()
 
@@ -132,6 +136,7 @@ def test_what_two_tenants_offer_is_shared_until_one_of_them_goes(place):
     assert not first.shared
 
 
+@pytest.mark.parametrize('place', ['cpu', GPU], indirect=True)
 def test_requests_that_wait_together_are_a_batch_that_gives_what_each_gives_alone(place):
     offers = pair(place)
     for turn in range(4):
@@ -176,6 +181,7 @@ def until_shared(*offers):
             offer._tenant.look()
 
 
+@pytest.mark.parametrize('place', ['cpu', GPU], indirect=True)
 def test_tenants_that_ask_at_any_time_get_their_own_results(place):
     place.start()
     offers = [offered(place.tenant(), 2 + k % 2) for k in range(6)]

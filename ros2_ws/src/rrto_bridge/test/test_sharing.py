@@ -260,7 +260,7 @@ def runner_of(server):
 
 
 def test_programs_that_share_survive_the_runner(domain):
-    server = domain.server('shared', threads=1, operator=2.0)
+    server = domain.server('shared', threads=1, operator=2.0, share='always')
     server.wait('serving')
     programs = begin(domain, 2)
     server.wait('2 programs share a sequence')
@@ -276,7 +276,7 @@ def test_programs_that_share_survive_the_runner(domain):
 
 
 def test_a_program_that_is_killed_leaves_the_others_right(domain):
-    server = domain.server('shared', threads=1, lease=2.0)
+    server = domain.server('shared', threads=1, lease=2.0, share='always')
     server.wait('serving')
     programs = begin(domain, 3)
     server.wait('programs share a sequence')

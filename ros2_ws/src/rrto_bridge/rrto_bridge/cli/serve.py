@@ -14,6 +14,9 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument('--programs', type=int, help='most programs at a time')
     parser.add_argument('--lease', type=float, metavar='SECONDS',
                         help='silence after which a program is dropped')
+    parser.add_argument('--share', choices=('auto', 'always', 'never'),
+                        help='whether one process computes what programs do alike (default: auto, '
+                             'on a GPU)')
     add_server_options(parser, 'auto', 'most memory of one program, MiB')
     parser.set_defaults(call=call)
 
@@ -23,4 +26,5 @@ def call(options: Any) -> int:
     join_network(options)
     from ..server.main import server_main
     return server_main(['rrto_server', *server_arguments(
-        options, {name: getattr(options, name) for name in ('name', 'programs', 'lease')})])
+        options, {name: getattr(options, name) for name in (
+            'name', 'programs', 'lease', 'share')})])

@@ -112,8 +112,14 @@ class Sharing:
     def _offer(self, plan: Plan) -> _Offered:
         """Raises Refused if the sequence cannot be shared, RemoteError, and OSError."""
         context = self._context
+        if self._tenant is None:
+            self._tenant = Tenant(self._path, self._patience)
         tensors = [context.tensor(handle) for handle in plan.persistent]
         check(plan, tensors, context.altered)
+        unknown = sum(tensor.nbytes for handle, tensor in zip(plan.persistent, tensors, strict=True)
+                      if handle not in context.digests)
+        if unknown > MOST:      # to hash and to copy them would take too long
+            raise Refused('it uses large tensors that were not uploaded as they are')
         values = [self._value(handle, tensor)
                   for handle, tensor in zip(plan.persistent, tensors, strict=True)]
         order = {handle: k for k, handle in enumerate(plan.persistent)}
@@ -125,8 +131,6 @@ class Sharing:
                  step.metas, step.wanted) for step in plan.sequence.steps), plan.kept)
         sequence.number = 0
         definition = encode((to_item(Define(sequence)), tuple(values)))
-        if self._tenant is None:
-            self._tenant = Tenant(self._path, self._patience)
         inputs, outputs = forms(plan.sequence)
         try:
             offer = self._tenant.offer(hashlib.sha256(definition).hexdigest(), definition, inputs,
@@ -143,8 +147,6 @@ class Sharing:
         size = size_of(meta)
         if digest and size >= KEPT and self._weights.find(digest, size) is not None:
             return meta, digest
-        if not digest and size > MOST:
-            raise Refused('it uses large tensors that were not uploaded as they are')
         meta, data = pack(to_host(tensor))
         if not digest:
             digest = hashlib.sha256(data).hexdigest()
@@ -197,9 +199,10 @@ class _Offered:
                     self._metas, inputs, strict=True)])
             finally:
                 self._context.credit(size)
-        self.failures = self.failures + 1 if results is None else 0
         if results is None:
+            self.failures += self.offer.shared      # else another program has just gone
             return None
+        self.failures = 0
         return ([self._context.packed(tensor) for tensor in results[:self._wanted]],
                 dict(zip(self._kept, results[self._wanted:], strict=True)))
 

@@ -110,7 +110,7 @@ class ForkServer:
                     signal.pidfd_send_signal(self.processes[asked['kill']], signal.SIGKILL)
 
     def _begin(self, program: str, incarnation: int, keys: list[str]) -> None:
-        if self.processes:
+        if self.processes and self.settings.shares(self.device):
             self._begin_runner()
         me, child, descriptor = os.getpid(), 0, -1
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import DEVICE, AccessConfig
 from fleet_ros.link import LinkSettings
@@ -17,4 +19,11 @@ class ServerSettings(ManagedSettings, LinkSettings, Limits):
     name: str = setting('', 'name of the server, letters, digits and single underscores; empty: '
                             "the machine's name", empty=True)
     device: str = setting('auto', 'device that computes', **DEVICE)
+    share: Literal['auto', 'always', 'never'] = setting(
+        'auto', 'whether one process computes for all programs what they do alike; auto: on a GPU, '
+                'where that saves memory and time. On a CPU the programs use its cores better')
     threads: int = setting(0, "computing threads; 0: PyTorch's default", ge=0, le=1024)
+
+    def shares(self, device: str) -> bool:
+        """Return whether programs share what they do alike on a device such as 'cuda:0'."""
+        return self.share == 'always' or self.share == 'auto' and device.startswith('cuda')

@@ -103,7 +103,8 @@ class _Worker:
         context = Context(self.device, settings.memory << 20, status.note, generator)
         weights = Weights(settings.weights << 20, task.folder / 'weights')
         self.performer = Performer(context, weights, Sharing(
-            context, weights, task.folder / RUNNER, min(PATIENCE, settings.operator / 2)))
+            context, weights, task.folder / RUNNER, min(PATIENCE, settings.operator / 2))
+            if settings.shares(task.device) else None)
         self._changed = threading.Condition()    # protects machine and channel
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
