@@ -6,7 +6,7 @@ Try it in virtual time:
 """
 
 import numpy as np
-from rog_core.codecs import LENGTH, OWN, Codec, elements, from_host
+from rog_core.codecs import LENGTH, OWN, Codec
 
 MOST = 65504  # the largest float16; the rest of a larger value is sent later
 
@@ -17,7 +17,6 @@ class Half(Codec):
     number = 64             # identifies the codec in messages; your codecs may use 64 to 255
     segment_elements = 512  # cut longer rows, so that each encoded part fits into a datagram
     scales = 0              # number of bfloat16 scales at the start of each encoded segment
-    compiled = False        # False: the torch code below, not compiled loops, encodes numpy arrays
     # error text for data that breaks rule `OWN`, which `_look` checks
     faults = ('chunk holds a value that is NaN or infinite',)
 
@@ -27,12 +26,11 @@ class Half(Codec):
 
     def _encode_dense(self, dense, lengths, magnitude):
         """Encode ``dense``, which contains the segments one after another; return uint8."""
-        return dense.clamp(-MOST, MOST).half().cpu().numpy().view(np.uint8)
+        return dense.clip(-MOST, MOST).astype('<f2').view(np.uint8)
 
-    def _add_dense(self, values, partition, ids, data, factor):
-        """Decode ``data``; add ``factor`` times the result to the segments ``ids``."""
-        decoded = from_host(data.view('<f2').astype(np.float32), values)
-        values[elements(partition, ids, values)] += factor * decoded
+    def _decode_dense(self, lengths, data):
+        """Return the values in ``data``, float32, one segment after another."""
+        return data.view('<f2').astype(np.float32)
 
     def _look(self, lengths, ids, data):
         """Check ``data``; return (rule, segment, sum of squares).

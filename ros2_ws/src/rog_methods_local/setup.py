@@ -10,7 +10,7 @@ setup(
         ('share/ament_index/resource_index/packages', ['resource/' + package_name]),
         ('share/' + package_name, ['package.xml']),
     ],
-    install_requires=['numba', 'numpy', 'torch>=2.4', 'typing_extensions>=4.4'],
+    install_requires=['numba', 'numpy', 'typing_extensions>=4.4'],
     extras_require={'test': ['pytest', 'hypothesis']},
     zip_safe=False,
     maintainer='The ROG founders',

@@ -64,7 +64,7 @@ class Pair:
     """A server and a worker in this process; messages are delivered at once and in order.
 
     ``robots``: number of robots in the server's tables; only the first has a worker. ``put``:
-    function that copies an array to the device that computes.
+    function that copies an array to the device of the worker.
     """
 
     def __init__(self, partition: RowPartition, robots: int, max_chunk: int,
@@ -73,7 +73,7 @@ class Pair:
         # Number of times that the server computed its next deadline: once after each message.
         self.questions = 0
         self.noise = np.random.default_rng(1)
-        master = put(self.noise.standard_normal(partition.elements, np.float32))
+        master = self.noise.standard_normal(partition.elements, np.float32)
         transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
         self.server = Server(partition, master, 1,
                              ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},

@@ -1,10 +1,9 @@
-"""Functions on flat float32 arrays, (elements,): numpy arrays or torch tensors.
+"""Functions on flat float32 arrays, (elements,): numpy arrays, or torch tensors on a CUDA device.
 
 For numpy arrays, the functions run loops that numba has compiled. Each loop passes over the memory
-only once, because memory bandwidth limits the speed for arrays of this size. For torch tensors on
-any device, the functions use tensor operations. Some functions would need many passes over the
-memory with tensor operations. For these functions, a CUDA kernel (`rog_core.cuda`) processes
-tensors on a GPU. Sums per segment and encoded values are always numpy arrays on the host.
+only once, because memory bandwidth limits the speed for arrays of this size. For tensors on a GPU,
+a CUDA kernel (`rog_core.cuda`) does the same where PyTorch would need many passes. Sums per segment
+and encoded values are always numpy arrays on the host.
 
 Functions import torch only where they use it: the import takes seconds, and some verbs of
 ``rog`` do not need it.
@@ -24,16 +23,6 @@ Array = Any  # numpy.ndarray or torch.Tensor
 # Optimisations that numba may apply to sums: reorder the additions, ignore the sign of zero, and
 # fuse a multiplication with an addition. Sums with NaN or infinity must still be right.
 _SUM = {'reassoc', 'nsz', 'contract'}
-
-
-def on_device(values: np.ndarray, device: str) -> Array:
-    """Copy ``values`` as float32 to a device.
-
-    For 'cpu' the result is a numpy array, for any other device of PyTorch a tensor.
-    """
-    import torch
-    return np.array(values, np.float32) if device == 'cpu' else torch.tensor(
-        values, dtype=torch.float32, device=device)
 
 
 def from_host(values: np.ndarray, like: Array) -> Array:
@@ -106,14 +95,8 @@ def accumulate(gradient: Array, weights: Array, momentum: Array, pending: Array,
         _accumulate(gradient, weights, momentum, pending, f32(rate), f32(mu), f32(decay), ahead,
                     offsets, magnitude)
         return magnitude
-    if cuda.usable(pending):
-        return cuda.sums('accumulate', offsets, pending, gradient, weights, momentum, pending,
-                            f32(rate), f32(mu), f32(decay), *ahead)
-    momentum.mul_(mu).add_(gradient)
-    step = gradient.add(momentum, alpha=mu) if nesterov else momentum
-    if decay:
-        step = step.add(weights, alpha=decay)
-    return _segment_sums(pending.add_(step, alpha=rate).abs(), offsets)
+    return cuda.sums('accumulate', offsets, pending, gradient, weights, momentum, pending,
+                     f32(rate), f32(mu), f32(decay), *ahead)
 
 
 def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> np.ndarray:
@@ -122,15 +105,7 @@ def difference_magnitude(master: Array, mirror: Array, offsets: np.ndarray) -> n
         magnitude = np.empty(offsets.size - 1, np.float32)
         _difference_magnitude(master, mirror, offsets, magnitude)
         return magnitude
-    if cuda.usable(master):
-        return cuda.sums('difference', offsets, master, master, mirror)
-    return _segment_sums((master - mirror).abs(), offsets)
-
-
-def _segment_sums(values: Array, offsets: np.ndarray) -> np.ndarray:
-    import torch
-    lengths = from_host(np.diff(offsets), values)
-    return to_host(torch.segment_reduce(values, 'sum', lengths=lengths, unsafe=True))
+    return cuda.sums('difference', offsets, master, master, mirror)
 
 
 @njit(nogil=True, cache=True, fastmath=_SUM)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-from .arrays import Array, copy_of, joined
+import numpy as np
+
 from .errors import ConfigError
 from .model.partition import Role, partition_of
 from .protocol.config import SgdConfig, TransferConfig
@@ -40,11 +41,11 @@ class Upstream:
     the child fleet makes more iterations.
     """
 
-    def __init__(self, server: Server, worker: Worker, base: Array | None = None
+    def __init__(self, server: Server, worker: Worker, base: np.ndarray | None = None
                  ) -> None:
         self.server, self.worker = server, worker
-        self.base = copy_of(server.master) if base is None else base
-        self._handed: Array | None = None  # last result of `account`; None after `_take`
+        self.base = server.master.copy() if base is None else base
+        self._handed: np.ndarray | None = None  # last result of `account`; None after `_take`
         self._kept = worker.accumulator.kept  # `Accumulator.kept` at the last call of `account`
         self._accounted = server.iteration    # `server.iteration` at the last call of `account`
         self._due = math.inf                  # `server.iteration` at which the next push is due
@@ -80,13 +81,13 @@ class Upstream:
             self.server.on_model_above(self.base, model)
             self.base = model
 
-    def _lengthen(self, model: Array) -> None:
+    def _lengthen(self, model: np.ndarray) -> None:
         """Add the frozen parameters to ``base`` if a robot has unfrozen one of them."""
         if len(model) > len(self.base):
             assert self.server.frozen is not None
-            self.base = joined(self.base, self.server.frozen)
+            self.base = np.concatenate([self.base, self.server.frozen])
 
-    def _model(self) -> Array:
+    def _model(self) -> np.ndarray:
         """Return the worker's copy of the parent fleet's model, plus the worker's pending changes.
 
         A change is pending until it has arrived at the parent fleet's server.
@@ -94,7 +95,7 @@ class Upstream:
         store = self.worker.accumulator
         if store.drift is None:
             return store.weights - store.pending
-        model = copy_of(store.model)  # in a step `Phase`, it includes the pending changes
+        model = store.model.copy()  # in a step `Phase`, it includes the pending changes
         model[store.partition.buffers] = store.own
         return model
 
@@ -103,7 +104,7 @@ class Upstream:
         """Whether the child fleet has made enough iterations for the next account."""
         return self.server.iteration >= self._due
 
-    def account(self) -> Array | None:
+    def account(self) -> np.ndarray | None:
         """Return the child fleet's change since the last account; None if no account is ordered.
 
         Write a checkpoint before you pass the change to `Worker.on_gradient` with
@@ -120,7 +121,7 @@ class Upstream:
                 k for k, p in enumerate(known.parameters) if p.role == Role.FROZEN)
         self._handed, self._kept = change, self.worker.accumulator.kept
         self.base, self._accounted, self._due = \
-            copy_of(self.server.master), self.server.iteration, math.inf
+            self.server.master.copy(), self.server.iteration, math.inf
         return change
 
 
@@ -133,10 +134,10 @@ def worker_above(server: Server, robot: str, incarnation: int, config: TransferC
     """
     partition = partition_of(server.partition.listing.parameters, config.granularity, config.codec)
 
-    def frozen() -> Array:
+    def frozen() -> np.ndarray:
         assert server.frozen is not None
         return server.frozen
-    store = Accumulator(partition, copy_of(server.master[:partition.elements]), frozen=frozen)
+    store = Accumulator(partition, server.master[:partition.elements].copy(), frozen=frozen)
     return Worker(robot, incarnation, store, config)
 
 

@@ -1,20 +1,6 @@
-"""Reference codecs, which process one element at a time, and the kinds of memory to test."""
+"""Reference codecs, which process one element at a time."""
 
 import numpy as np
-import pytest
-import torch
-
-# 'tensor' is a tensor on the CPU. The same PyTorch code runs for a tensor on a GPU if cupy is not
-# installed.
-PLACES = ['numpy', 'tensor', pytest.param('cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(
-    not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')])]
-
-
-def put(values, place):
-    """Copy a numpy array to one of the kinds of memory."""
-    if place == 'numpy':
-        return values.copy()
-    return torch.tensor(values, device='cpu' if place == 'tensor' else place)
 
 
 def rounded(scale):

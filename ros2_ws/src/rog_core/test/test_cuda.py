@@ -15,18 +15,23 @@ import hot_path
 import numpy as np
 import pytest
 import torch
+from configs import transfer_config
 from cuda_checks import ARCHITECTURES, FAMILIES, OnGpu, StandIn, Stream, build, compile_by, usage
 from fleet_testing import examples, mostly_long
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import PLACES
+from inproc import InProcessLink
 from rog_core import cuda
 from rog_core.arrays import accumulate, difference_magnitude
 from rog_core.codecs import CODECS, RAW, codec_names, get_codec
 from rog_core.errors import LocalProtocolError
 from rog_core.model.partition import RowPartition, partition_of
+from rog_core.protocol.config import SgdConfig
 from rog_core.transfer.plan import window_size
+from rog_core.worker.optimizer import RogOptimizer
 
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(
+    not torch.cuda.is_available(), reason='needs a GPU; PyTorch finds none here')]
 needs_compiler = pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
 SPECIAL = np.array([np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1e-45, -1e-40, 2.0 ** 120],
                    np.float32)
@@ -368,28 +373,32 @@ def test_an_older_cupy_gets_the_stream_by_its_address(gpu):
 
 @needs_compiler
 @pytest.mark.parametrize('codec', EXAMPLES)
-def test_the_bench_measures_kernels_beside_torch_operations(gpu, codec):
+def test_the_bench_measures_kernels_beside_the_loops_of_the_host(gpu, codec):
     partition = rows(codec, [300, 20], False)
     found = cuda_codecs.measure(codec, partition, to_gpu, 1)
-    assert found.keys() == {'memcpy_ms', 'take_ms', 'torch_take_ms', 'add_ms', 'torch_add_ms'}
+    assert found.keys() == {'memcpy_ms', 'take_ms', 'host_take_ms', 'add_ms', 'host_add_ms'}
     # Two launches prepare the magnitudes and the bytes to add. Then each of the two kernels runs
     # once to be compiled, and once to be measured.
     assert len(gpu.launches) == 6
+
+
+def test_the_bench_measures_the_copies_of_a_model_whose_rows_are_on_the_host():
+    found = cuda_codecs.copies([('w', (40, 34)), ('b', (10,))], 'cpu', 1)
+    assert found.keys() == {'gradient_down_ms', 'weights_up_ms'}
 
 
 @needs_compiler
 def test_the_bench_pushes_and_pulls_a_whole_model(gpu):
     partition = partition_of([('w', (40, 34)), ('b', (10,))])
     found = cuda_codecs.iterations(partition, to_gpu, 1)
-    assert found.keys() == {'iteration_ms', 'torch_iteration_ms'}
-    # The snapshot uses codec raw, hence raw_encode and raw_store.
+    assert found.keys() == {'iteration_ms', 'host_iteration_ms'}
+    # The snapshot has codec raw, hence raw_store.
     assert {name for name, _, _ in gpu.launches} == {
-        'onebit_encode', 'onebit_add', 'raw_encode', 'raw_store', 'sums_accumulate',
-        'sums_difference'}
+        'onebit_encode', 'onebit_add', 'raw_store', 'sums_accumulate'}
 
 
 @needs_compiler
-def test_a_push_and_a_pull_of_many_windows_are_one_launch_each(gpu, monkeypatch):
+def test_a_push_of_many_windows_is_one_launch(gpu, monkeypatch):
     partition = partition_of([('w', (64, 16))])  # each row has 4 encoded bytes
     assert window_size(partition) == partition.segments / 4
     pair = hot_path.Pair(partition, 2, 14000, put=to_gpu)
@@ -398,12 +407,11 @@ def test_a_push_and_a_pull_of_many_windows_are_one_launch_each(gpu, monkeypatch)
         gpu.launches.clear()
         pair.iterate()
         blocks = [blocks for name, blocks, _ in gpu.launches if name == 'onebit_encode']
-        assert len(blocks) == 2 * many
-        assert sum(blocks) == 2 * partition.segments
+        assert len(blocks) == many
+        assert sum(blocks) == partition.segments
         assert 4 * max(blocks) <= at_once
-        for name in ('sums_accumulate', 'sums_difference'):
-            assert [launch[1] for launch in gpu.launches if launch[0] == name] \
-                == [partition.segments]
+        assert [launch[1] for launch in gpu.launches if launch[0] == 'sums_accumulate'] \
+            == [partition.segments]
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
@@ -417,11 +425,10 @@ def cupy():
     return pytest.importorskip('cupy')
 
 
-@pytest.mark.parametrize('place', PLACES[2:])
-@pytest.mark.parametrize('codec', EXAMPLES)
+@pytest.mark.parametrize('codec', [pytest.param(name, marks=on_a_gpu) for name in EXAMPLES])
 @examples(100)
 @given(data=st.data(), seed=st.integers(0, 2 ** 32))
-def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, place, codec, data, seed):
+def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, codec, data, seed):
     partition, ids = data.draw(segments_of(codec, min_value=1, max_value=100_000))
     # Draw no NaN. A GPU makes only one kind of NaN, so the bits of a NaN may differ from the CPU's.
     # Receivers refuse NaN anyway.
@@ -433,9 +440,8 @@ def test_a_gpu_gives_the_bits_of_the_compiled_loop(cupy, place, codec, data, see
     assert [bits(v) for v in there] == [bits(v) for v in left]
 
 
-@pytest.mark.parametrize('place', PLACES[2:])
-@pytest.mark.parametrize('codec', EXAMPLES)
-def test_a_gpu_works_on_the_stream_of_the_moment(cupy, place, codec):
+@pytest.mark.parametrize('codec', [pytest.param(name, marks=on_a_gpu) for name in EXAMPLES])
+def test_a_gpu_works_on_the_stream_of_the_moment(cupy, codec):
     partition = rows(codec, [5000] * 200, False)
     values, mirror = drawn(partition, 1, SPECIAL[4:])
     ids = np.arange(partition.segments)
@@ -443,8 +449,30 @@ def test_a_gpu_works_on_the_stream_of_the_moment(cupy, place, codec):
     with torch.cuda.stream(torch.cuda.Stream()):
         # This work takes a few milliseconds. The kernels must run after it, on the same stream.
         for _ in range(20):
-            busy = torch.randn(2000, 2000, device=place)
+            busy = torch.randn(2000, 2000, device='cuda')
             busy = busy @ busy
             found, there = results(codec, partition, ids, values, mirror, on_device)
             assert found == code
             assert [bits(v) for v in there] == [bits(v) for v in left]
+
+
+@pytest.mark.parametrize('codec', [pytest.param('onebit', marks=on_a_gpu)])
+@pytest.mark.parametrize('is_apart', [False, True])
+def test_a_model_on_a_gpu_trains_with_its_rows_there_or_on_the_host(codec, is_apart, monkeypatch):
+    if is_apart:
+        monkeypatch.setattr(cuda, '_cupy', lambda: None)
+    else:
+        pytest.importorskip('cupy')
+    torch.manual_seed(1)
+    network, batch = torch.nn.Linear(5, 3).cuda(), torch.ones(4, 5).cuda()
+    optimizer = RogOptimizer(network, InProcessLink(codec=codec), robot='r', incarnation=1,
+                             config=transfer_config(codec), sgd=SgdConfig(0.1, 0.0, 0.0, True))
+    assert isinstance(optimizer.accumulator.pending, np.ndarray) == is_apart
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = network(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert network.weight.is_cuda and losses[-1] < 0.5 * losses[0]

@@ -9,13 +9,12 @@ from rog_core.errors import ConfigError, LocalProtocolError
 from rog_core.loopback import Loopback
 from rog_core.method_check import check_named
 from rog_core.methods import Team
-from rog_core.model import flat
 from rog_core.model.flat import contents_of, flatten, frozen_values, unflatten
 from rog_core.protocol.config import SgdConfig
 from rog_core.protocol.messages import Compute
 from rog_core.server.server import Server
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
-from rog_core.worker import gradient, learner
+from rog_core.worker import learner as learner_module
 from rog_core.worker.learner import Learner
 from rog_core.worker.optimizer import RogOptimizer
 from torch import nn
@@ -84,11 +83,8 @@ class Robots:
                          for rank, name in enumerate(team.capacities)}
         self.model = make()
         config = server_config(sync, codec, capacities=team.capacities)
-        array = (lambda values: values) if isinstance(self.store.weights, np.ndarray) \
-            else torch.tensor
-        self.server = Server(
-            contents_of(self.model).partition('row', codec), array(flatten(self.model)), 1, config,
-            array(frozen_values(self.model)))
+        self.server = Server(contents_of(self.model).partition('row', codec), flatten(self.model),
+                             1, config, frozen_values(self.model))
         self.pair = Loopback(self.server, [one.machine for one in self.learners.values()])
         self.wanted = self.pair.start()
 
@@ -100,11 +96,15 @@ class Robots:
         while min(one.machine.iteration for one in self.learners.values()) <= iterations:
             assert self.wanted, 'the fleet stands still'
             for name, order in [w for w in self.wanted if isinstance(w[1], Compute)]:
-                learner = self.learners[name]
-                learner.source.compute(order, SGD)
-                gradient = learner.gradient()
-                self.pair.want(name, learner.machine.on_gradient(gradient, SGD, self.pair.now))
+                self.compute(name, order)
             self.wanted = self.pair.deliver()
+
+    def compute(self, name, order):
+        learner = self.learners[name]
+        learner.load()
+        learner.source.compute(order, SGD)
+        gradient = learner.gradient()
+        self.pair.want(name, learner.machine.on_gradient(gradient, SGD, self.pair.now))
 
     def end(self):
         """End the run: every robot computes the gradient that it was granted, then stops."""
@@ -113,17 +113,13 @@ class Robots:
         while computes := [w for w in self.wanted if isinstance(w[1], Compute)]:
             self.wanted = []
             for name, order in computes:
-                learner = self.learners[name]
-                if learner.machine.state == 'stopped':
-                    continue
-                learner.source.compute(order, SGD)
-                gradient = learner.gradient()
-                self.pair.want(name, learner.machine.on_gradient(gradient, SGD, self.pair.now))
+                if self.learners[name].machine.state != 'stopped':
+                    self.compute(name, order)
             self.wanted = self.pair.deliver()
-        unflatten(self.model, np.asarray(self.server.master))
+        unflatten(self.model, self.server.master)
         for learner in self.learners.values():
             assert learner.machine.state == 'stopped'
-            learner.flat.load()
+            learner.load()
 
     def models(self):
         return [one.source._model for one in self.learners.values()]
@@ -151,14 +147,20 @@ def test_at_the_end_every_robot_and_the_server_have_one_whole_model(sync):
 
 
 @pytest.mark.parametrize('sync', METHODS)
-def test_tensors_as_on_a_gpu_give_one_whole_model_too(sync, monkeypatch):
-    for module in (flat, gradient, learner):
-        monkeypatch.setattr(module, 'as_array', lambda tensor: tensor)
+def test_rows_on_the_host_beside_a_model_on_a_gpu_are_those_of_a_model_on_the_host(
+        sync, monkeypatch):
+    def trained(robots):
+        robots.run(12)
+        robots.end()
+        return robots
     svrg = 'svrg' in sync
-    robots = Robots(sync=sync, codec='raw' if svrg else 'onebit', change=None if svrg else unfreeze)
-    assert isinstance(robots.store.pending, torch.Tensor)
-    robots.run(12)
-    robots.end()
+    how = {'sync': sync, 'codec': 'raw' if svrg else 'onebit', 'change': None if svrg else unfreeze}
+    beside = trained(Robots(**how))
+    monkeypatch.setattr(learner_module, '_has_loops', lambda values, codec: False)
+    robots = trained(Robots(**how))
+    one = robots.learners['robot0']
+    assert not np.shares_memory(one.store.model, one.flat.weights.numpy())
+    assert np.array_equal(robots.server.master, beside.server.master)
     new = Net().state_dict()
     for model in robots.models():
         assert equal(model, robots.model)

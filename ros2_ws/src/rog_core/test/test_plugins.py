@@ -31,8 +31,8 @@ class Short(Plain):
 
 
 class Lossy(Plain):
-    def _add_compiled(self, values, partition, ids, data, factor):
-        super()._add_compiled(values, partition, ids, data, factor * np.float32(0.9))
+    def _add_on_host(self, partition, values, ids, data, factor):
+        super()._add_on_host(partition, values, ids, data, factor * np.float32(0.9))
 
 
 class Loud(Plain):
@@ -52,7 +52,7 @@ class Wide(Plain):
 
 
 class Unfinished(Plain):
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         raise NotImplementedError('to do')
 
 

@@ -15,18 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from rog_core.arrays import from_host
-from rog_core.codecs.base import (
-    Codec,
-    bfloat16_decode,
-    bfloat16_encode,
-    elements,
-    join,
-    repeat,
-    spans,
-    split,
-    starts_of,
-)
+from rog_core.codecs.base import Codec
 from rog_core.codecs.kernels import LENGTH, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 from typing_extensions import override
 
@@ -47,38 +36,16 @@ class E3M0(Codec):
     def sizes(self, lengths):
         return 2 + (lengths + 1) // 2
 
-    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _encode(values, mirror, offsets, ids, out)
-
-    def _encode_dense(self, dense, lengths, magnitude):
-        import torch
-        sizes, magnitudes = (lengths + 1) // 2, dense.abs()
-        largest = torch.segment_reduce(magnitudes, 'max', lengths=from_host(lengths, dense),
-                                       unsafe=True).cpu().numpy()
-        scales = bfloat16_encode(np.maximum(largest, 0))  # PyTorch gives -inf for an empty segment
-        scale = repeat(bfloat16_decode(scales), lengths, dense)
-        code = (magnitudes[:, None] >= scale[:, None] * from_host(LEAST, dense)).sum(1)
-        code = torch.where(magnitudes > 0, code, 0)
-        code = code + 8 * (dense.signbit() & (code > 0))
-        nibbles = code.new_zeros(2 * int(sizes.sum()))
-        nibbles[spans(2 * starts_of(sizes), lengths, dense)] = code
-        pairs = nibbles.view(-1, 2)
-        return join(scales, (pairs[:, 0] + 16 * pairs[:, 1]).cpu().numpy(), sizes)
+    def _encode_on_host(self, partition, values, mirror, ids, magnitude):
+        out = self._room(partition, ids)
+        _encode(values, mirror, partition.offsets, ids, out)
+        return out
 
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
 
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         _add(values, partition.offsets, ids, factor, data)
-
-    def _add_dense(self, values, partition, ids, data, factor):
-        lengths = partition.lengths[ids]
-        sizes = (lengths + 1) // 2
-        scales, body = split(data, sizes, factor)
-        nibble = spans(2 * starts_of(sizes), lengths, values)  # position of each element's 4 bits
-        code = from_host(body, values)[nibble >> 1] >> 4 * (nibble & 1) & 15
-        level = from_host(np.concatenate([LEVELS, -LEVELS]), values)[code.long()]
-        values[elements(partition, ids, values)] += repeat(scales, lengths, values) * level
 
 
 @njit(nogil=True, cache=True)

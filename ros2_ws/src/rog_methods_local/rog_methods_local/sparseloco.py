@@ -24,17 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from rog_core.codecs.base import (
-    Codec,
-    add_signed,
-    bfloat16_encode,
-    elements,
-    join,
-    largest_of,
-    require_few,
-    split,
-    starts_of,
-)
+from rog_core.codecs.base import Codec, require_few
 from rog_core.codecs.kernels import (
     LENGTH,
     OWN,
@@ -52,7 +42,6 @@ SHARE = 64                  # one of SHARE elements is sent
 BITS = 14                   # bits for each sent element
 LARGE, NEGATIVE = 1 << 12, 1 << 13
 FEEDBACK = np.float32(0.95)  # factor by which a push multiplies the values that it does not send
-_PLACES = np.arange(BITS)
 
 
 class SparseLoCo(Codec):
@@ -79,26 +68,15 @@ class SparseLoCo(Codec):
     def take(self, partition, values, ids, magnitude):
         """See `Codec.take`; values that are not sent are multiplied by `FEEDBACK`."""
         out = super().take(partition, values, ids, magnitude)
-        if isinstance(values, np.ndarray):
+        if isinstance(values, np.ndarray):  # the CUDA kernel itself multiplies the values
             _decay(values, partition.offsets, ids)
-        elif not self.uses_kernels(values):  # the CUDA kernel itself multiplies the values
-            values[elements(partition, ids, values)] *= float(FEEDBACK)
         return out
 
-    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _encode(values, mirror, offsets, ids, self.counts(np.diff(offsets)[ids]), sizes, out)
-
-    def _encode_dense(self, dense, lengths, magnitude):
-        counts = self.counts(lengths)
-        of, at, chosen = largest_of(dense, lengths, counts)
-        size = np.abs(chosen).astype(np.float64)
-        sent = chosen != 0
-        large = size > _means(of, size, sent, lengths.size)[of]
-        scales = [bfloat16_encode(_means(of, size, which, lengths.size).astype(np.float32))
-                  for which in (large, sent & ~large)]
-        words = np.where(sent, at | large * LARGE | np.signbit(chosen) * NEGATIVE, 0)
-        sizes = (BITS * counts + 7) // 8
-        return join(scales[0], join(scales[1], pack(words, counts), sizes), sizes + 2)
+    def _encode_on_host(self, partition, values, mirror, ids, magnitude):
+        lengths, out = partition.lengths[ids], self._room(partition, ids)
+        _encode(values, mirror, partition.offsets, ids, self.counts(lengths), self.sizes(lengths),
+                out)
+        return out
 
     def _look(self, lengths, ids, data):
         lengths = lengths[ids]
@@ -110,58 +88,10 @@ class SparseLoCo(Codec):
     def _numbers(self, lengths, magnitude):
         return require_few(self.counts(lengths), self)
 
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         lengths = partition.lengths[ids]
         _add(values, partition.offsets, ids, self.counts(lengths), self.sizes(lengths), factor,
              data)
-
-    def _add_dense(self, values, partition, ids, data, factor):
-        lengths = partition.lengths[ids]
-        counts, sizes = self.counts(lengths), self.sizes(lengths)
-        large, rest = split(data, sizes - 2, factor)
-        small, body = split(rest, sizes - 4, factor)
-        words = unpack(body, counts)
-        first = np.zeros(words.size, bool)
-        first[starts_of(counts)] = True
-        sent = first | (words != 0)
-        index = np.repeat(partition.offsets[ids], counts) + (words & (LARGE - 1))
-        scale = np.where(words & LARGE, np.repeat(large, counts), np.repeat(small, counts))
-        add_signed(values, index[sent], (words & NEGATIVE != 0)[sent], scale[sent])
-
-
-def _means(of: np.ndarray, size: np.ndarray, which: np.ndarray, segments: int) -> np.ndarray:
-    """Return, for each segment, the mean of ``size`` over its elements marked in ``which``.
-
-    ``of``: the segment of each element. The result is float64; it is 0 for a segment without marked
-    elements.
-    """
-    total = np.bincount(of[which], size[which], segments)
-    return total / np.maximum(np.bincount(of[which], minlength=segments), 1)
-
-
-def _bit_places(counts: np.ndarray) -> np.ndarray:
-    """Return the positions of the bits of each element sent, int64 (elements, 14).
-
-    ``counts``: how many elements each segment sends. Each segment begins at a whole byte.
-    """
-    first = np.repeat(8 * starts_of((BITS * counts + 7) // 8) - BITS * starts_of(counts), counts)
-    return (first + BITS * np.arange(counts.sum()))[:, None] + _PLACES
-
-
-def pack(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Pack numbers of 14 bits into bytes; ``counts``: how many numbers each segment has.
-
-    Each segment begins at a new byte.
-    """
-    bits = np.zeros(8 * int(((BITS * counts + 7) // 8).sum()), np.uint8)
-    bits[_bit_places(counts)] = words[:, None] >> _PLACES & 1
-    return np.packbits(bits, bitorder='little')
-
-
-def unpack(body: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Unpack the numbers that `pack` has packed; return int64."""
-    bits = np.unpackbits(body, bitorder='little')[_bit_places(counts)]
-    return (bits.astype(np.int64) << _PLACES).sum(1)
 
 
 @njit(nogil=True, cache=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from rog_core.arrays import Array
 from rog_core.errors import ConfigError
 from rog_core.methods.base import Fleet, Holding, Method, Model, Team
 from rog_core.methods.method_spec import MethodSpec
@@ -83,11 +82,8 @@ class Trimmed(Holding, Method):
         self.expected = frozenset(map(str, state.get('robots', ())))
 
 
-def trimmed_mean(values: list[Array], cut: int) -> Array:
+def trimmed_mean(values: list[np.ndarray], cut: int) -> np.ndarray:
     """Return the mean of each element without its ``cut`` largest and smallest values, float32."""
-    if not isinstance(values[0], np.ndarray):
-        import torch
-        return torch.stack(values).sort(dim=0).values[cut:len(values) - cut].mean(dim=0)
     out = np.empty_like(values[0])
     for begin in range(0, out.size, _BLOCK):
         block = slice(begin, begin + _BLOCK)

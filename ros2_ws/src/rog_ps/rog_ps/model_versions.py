@@ -14,7 +14,6 @@ import numpy as np
 from fleet_env.errors import VersionError
 from fleet_env.versions import MODELS, Version, Versions
 from fleet_env.weights import state_bytes
-from rog_core.arrays import to_host
 from rog_core.model.flat import Contents, contents_of
 from rog_core.server.server import Server
 from rog_ros.parameters import ServerSettings
@@ -188,7 +187,7 @@ class ModelVersions:
 
     def _snapshot(self) -> Snapshot:
         machine = self._machine
-        return Snapshot(to_host(machine.master), machine.iteration, machine.method.spec.text,
+        return Snapshot(machine.master.copy(), machine.iteration, machine.method.spec.text,
                         self._files.elapsed())
 
     def _is_written(self, snapshot: Snapshot) -> bool:

@@ -18,13 +18,11 @@ from fleet_link.errors import SealError
 from fleet_models.offer import Offer
 from fleet_models.session import Borrowed
 from fleet_ros.alarm import Alarm
-from fleet_ros.device import torch_device
 from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from fleet_ros.services import STEADY, close_parameters
 from rclpy.parameter import Parameter
-from rog_core.arrays import on_device, to_host
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.method_check import check_method, check_named
 from rog_core.model.flat import Contents, contents_of
@@ -118,7 +116,7 @@ class ParameterServerNode(ManagedNode):
         if settings.training.buffers == 'local':
             self.get_logger().info('each robot keeps its own buffers; the server evaluates with '
                                    'their mean (training.buffers: local)')
-        self.files.begin(self.machine.partition, to_host(self.machine.master),
+        self.files.begin(self.machine.partition, self.machine.master.copy(),
                          list(self._links), baseline)
         self._versions = ModelVersions(settings, self.files, self.machine, self.task,
                                        contents,
@@ -204,14 +202,12 @@ class ParameterServerNode(ManagedNode):
             prepare(self.task, model)
             master, state = contents.flatten(), None
         baseline = measured_start(self.task, model, self.get_logger()) if state is None else None
-        device = str(torch_device(settings.server.device))
         machine = Server(
-            partition, on_device(master[:partition.elements], device),
-            secrets.randbits(63), ServerConfig.of(settings, self._capacities),
-            on_device(contents.frozen_values(), device))
+            partition, master[:partition.elements].copy(), secrets.randbits(63),
+            ServerConfig.of(settings, self._capacities), contents.frozen_values())
         if len(master) > partition.elements:  # a robot had unfrozen a parameter
             machine.grow()
-            machine.master[:] = on_device(master, device)
+            machine.master[:] = master
         if state is not None:
             # The method of the checkpoint can differ from the method in the settings.
             check_named(state.sync, machine.aggregation.team)
@@ -478,8 +474,8 @@ class ParameterServerNode(ManagedNode):
         """Return the model, float32 (elements,), and the server's state, for a checkpoint."""
         state = self.machine.checkpoint()
         if self._above is not None:
-            state = dataclasses.replace(state, base=to_host(self._above.base))
-        return to_host(self.machine.master), state
+            state = dataclasses.replace(state, base=self._above.base.copy())
+        return self.machine.master.copy(), state
 
     # -- status ---
 

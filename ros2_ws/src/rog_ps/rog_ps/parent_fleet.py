@@ -18,7 +18,6 @@ from fleet_ros.exposure import reaching, require_key
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.parameter import Parameter
-from rog_core.arrays import Array, from_host
 from rog_core.errors import ConfigError
 from rog_core.protocol.config import TransferConfig
 from rog_core.protocol.messages import Compute
@@ -58,7 +57,7 @@ class FleetWorker(WorkerNode):
         self.machine = machine
         self._started.trigger()
 
-    def hand_up(self, change: Array) -> None:
+    def hand_up(self, change: np.ndarray) -> None:
         """Push the model's change, as the last order requires. Any thread may call this."""
         self._computed = change, AS_IT_IS
         self._ready.trigger()
@@ -102,8 +101,7 @@ class ParentFleet:
             self._worker = FleetWorker(node.settings, self._context, ordered.trigger)
         machine = worker_above(server, above.robot, self._worker.incarnation,
                                TransferConfig.of(self._worker.settings))
-        self._upstream = Upstream(server, machine,
-                                  None if base is None else from_host(base, server.master))
+        self._upstream = Upstream(server, machine, base)
         self._spinning: Spinning | None = None
         self._over = False
         ordered.trigger()  # makes the server's node call `go_on`, which starts the worker
@@ -160,7 +158,7 @@ class ParentFleet:
         worker.evaluation = 0 if machine is None else machine.finished, _mean_of_known(accuracies)
 
     @property
-    def base(self) -> Array:
+    def base(self) -> np.ndarray:
         """The array `Upstream.base`, which a checkpoint must contain."""
         return self._upstream.base
 

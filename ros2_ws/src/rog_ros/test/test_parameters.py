@@ -40,8 +40,7 @@ ELSEWHERE = {
 CHANGED = {
     'task': 'a.b:C', 'sync': 'bsp', 'codec': 'raw', 'granularity': 'layer', 'buffers': 'local',
     'device': 'cuda', 'task_options': {'fog': 1}, 'link.trace': 'indoor', 'link.emulate': False,
-    'nesterov': False,
-    'server.device': 'cuda', 'security.key': '/fleet.key', 'upstream.robot': 'red',
+    'nesterov': False, 'security.key': '/fleet.key', 'upstream.robot': 'red',
     'upstream.interface': 'wlan1', 'upstream.namespace': '/above', 'upstream.codec': 'raw',
     'upstream.granularity': 'layer', 'upstream.key': '/above.key',
     'upstream.link.trace': 'indoor'}

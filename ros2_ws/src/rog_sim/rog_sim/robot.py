@@ -163,7 +163,7 @@ class Robot:
         self.finish()
         if self.failure:
             return []
-        return self.machine.on_gradient(self._source.result, self._sgd, now)
+        return self.machine.on_gradient(self._learner.result, self._sgd, now)
 
     def evaluation_due(self, now: float) -> bool:
         """Return whether to evaluate the model now.

@@ -172,7 +172,6 @@ class NetworkConfig(ReachConfig):
 class ServerConfig(Settings):
     """The settings of the parameter server."""
 
-    device: str = _('cpu', "device that holds the server's rows", **DEVICE)
     checkpoint_every: float = _(10.0, 'time between checkpoints, and shortest time between two '
                                       'versions of the model while training; 0: none', 's', ge=0.0)
     keep: int = _(3, 'number of newest checkpoints, and of newest versions of the model, to keep; '

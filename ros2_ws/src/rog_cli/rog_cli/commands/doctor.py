@@ -264,12 +264,11 @@ def listen(network: ReachConfig, seconds: float) -> list[Heard]:
 def gpu(fleet: FleetConfig | None) -> Finding:
     """Check that this machine has a GPU if the fleet's settings need one."""
     import torch
-    wanted = sorted({device for device in (fleet.training.device, fleet.server.device)
-                     if device.startswith('cuda')}) if fleet else []
+    wanted = fleet.training.device if fleet and fleet.training.device.startswith('cuda') else ''
     if torch.cuda.is_available():
         return Finding('GPU', GOOD, f'{torch.cuda.get_device_name(0)}, torch {torch.__version__}')
     return Finding('GPU', BAD if wanted else GOOD, f'none that torch {torch.__version__} can use',
-                   f'the fleet wants {", ".join(wanted)}: install the driver and a build of torch '
+                   f'the fleet wants {wanted}: install the driver and a build of torch '
                    'for it, or set the device to cpu' if wanted else '')
 
 

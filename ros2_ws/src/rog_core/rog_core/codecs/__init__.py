@@ -11,10 +11,9 @@ from functools import cache
 from importlib.metadata import EntryPoint
 
 from .. import plugins
-from ..arrays import from_host
 from ..cuda import at_once
 from ..errors import ConfigError, RemoteProtocolError
-from .base import Codec, Part, elements, in_model_order
+from .base import Codec, Part, in_model_order
 from .codec_check import try_codec
 from .ids import decode_ids, encode_ids, split_into_chunks
 from .kernels import LENGTH, OWN, SCALE
@@ -24,8 +23,8 @@ from .sparse import SparseTernary
 from .ternary import Ternary
 
 __all__ = ['CODECS', 'LENGTH', 'OWN', 'RAW', 'SCALE', 'SMALLER', 'Codec', 'Part', 'at_once',
-           'codec_names', 'codec_on_wire', 'decode_ids', 'elements', 'encode_ids', 'from_host',
-           'get_codec', 'in_model_order', 'split_into_chunks']
+           'codec_names', 'codec_on_wire', 'decode_ids', 'encode_ids', 'get_codec',
+           'in_model_order', 'split_into_chunks']
 
 RAW = Raw()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, OneBit(), Ternary())}

@@ -1,9 +1,9 @@
 """The interface of a codec, and functions that several codecs use.
 
 A codec turns the values of a set of segments into bytes and back. The bytes are numpy
-arrays on the host. The values are numpy arrays, or torch tensors on any device.
-Compiled loops encode and decode numpy arrays. Tensor operations (see `rog_core.arrays`)
-or CUDA kernels (`rog_core.cuda`) encode and decode tensors. All three give the same bytes.
+arrays on the host. The values are numpy arrays, or torch tensors on a CUDA device if the codec has
+`kernels`. Loops that numba has compiled, or plain numpy, encode and decode numpy arrays. CUDA
+kernels (`rog_core.cuda`) encode and decode tensors, and give the same bytes.
 
 Encoded segments follow one another, and each segment can be decoded without the others.
 All formats are little endian. In every format except raw, a segment begins with one or
@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 
 from .. import cuda
-from ..arrays import Array, from_host
+from ..arrays import Array
 from ..errors import LocalProtocolError, RemoteProtocolError
 from .kernels import LENGTH, OWN, SCALE
 
@@ -61,9 +61,9 @@ class Codec(ABC):
     kept: float = 1.0
     # error texts of this codec's own rules; the rules have the numbers `OWN`, `OWN` + 1, ...
     faults: tuple[str, ...] = ()
-    # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names); None: no kernels.
+    # CUDA kernels: (source file in `rog_core.cuda`, prefix of their names). None: no kernels, so
+    # the rows of a model on a GPU are on the host.
     kernels: tuple[str, str] | None = None
-    compiled: bool = True          # whether compiled loops (not torch) process numpy arrays
 
     @abstractmethod
     def sizes(self, lengths: np.ndarray) -> np.ndarray:
@@ -87,39 +87,45 @@ class Codec(ABC):
 
     def _encode(self, partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray,
                 magnitude: np.ndarray) -> np.ndarray:
-        lengths = partition.lengths[ids]
-        if isinstance(values, np.ndarray) and self.compiled:
-            sizes = self.sizes(lengths)
-            # faster than sizes.sum() if there are few sizes
-            out = np.empty(np.add.reduce(sizes), np.uint8)
-            self._encode_compiled(values, mirror, partition.offsets, ids, magnitude, sizes, out)
-            return out
-        if self.uses_kernels(values):
+        if not isinstance(values, np.ndarray):
             return self._encode_by_kernel(partition, values, mirror, ids, magnitude,
                                           TAKE if mirror is None else DIFFERENCE)
-        values, mirror = as_tensor(values), None if mirror is None else as_tensor(mirror)
-        out = self._encode_dense(gather(partition, values, mirror, ids), lengths, magnitude)
-        if mirror is None:
-            self.add(partition, values, ids, out, -1.0)
-        return out
+        return self._encode_on_host(partition, values, mirror, ids, magnitude)
 
-    def uses_kernels(self, values: Array) -> bool:
-        """Return whether CUDA kernels, not compiled loops or torch, process ``values``."""
+    def has_kernels(self, values: Array) -> bool:
+        """Return whether this codec has CUDA kernels that can process ``values``."""
         return self.kernels is not None and cuda.usable(values)
 
-    def _encode_compiled(self, values: np.ndarray, mirror: np.ndarray | None, offsets: np.ndarray,
-                         ids: np.ndarray, magnitude: np.ndarray, sizes: np.ndarray,
-                         out: np.ndarray) -> None:
-        """Encode ``values - mirror`` into ``out``.
+    def _encode_on_host(self, partition: Segments, values: np.ndarray, mirror: np.ndarray | None,
+                        ids: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
+        """Encode ``values - mirror``; return uint8.
 
         If ``mirror`` is None, encode ``values`` and subtract the decoded values from them. A codec
-        needs this method only if its field `compiled` is true.
+        has compiled loops here, or `_encode_dense` and `_decode_dense`.
         """
-        raise NotImplementedError
+        index, lengths = elements(partition, ids), partition.lengths[ids]
+        dense = values[index] if mirror is None else values[index] - mirror[index]
+        out = self._encode_dense(dense, lengths, magnitude)
+        if mirror is None:
+            values[index] -= self._decode_dense(lengths, out)
+        return out
 
-    @abstractmethod
-    def _encode_dense(self, dense: Array, lengths: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-        """Encode the tensor ``dense``, in which the segments follow one another."""
+    def _encode_dense(self, dense: np.ndarray, lengths: np.ndarray, magnitude: np.ndarray
+                      ) -> np.ndarray:
+        """Encode ``dense`` float32, in which the segments follow one another; return uint8.
+
+        ``lengths``: number of elements of each of these segments.
+        """
+        raise NotImplementedError(f'{type(self).__name__} must define _encode_dense')
+
+    def _decode_dense(self, lengths: np.ndarray, data: np.ndarray) -> np.ndarray:
+        """Return the values that ``data`` encodes, float32, one segment after the other."""
+        raise NotImplementedError(f'{type(self).__name__} must define _decode_dense')
+
+    def _room(self, partition: Segments, ids: np.ndarray) -> np.ndarray:
+        """Return memory for the encoded segments ``ids``."""
+        # faster than sizes.sum() if there are few sizes
+        return np.empty(np.add.reduce(self.sizes(partition.lengths[ids])), np.uint8)
 
     def _encode_by_kernel(self, partition: Segments, values: Array, mirror: Array | None,
                           ids: np.ndarray, magnitude: np.ndarray | None, mode: int) -> np.ndarray:
@@ -141,7 +147,7 @@ class Codec(ABC):
         table[:, 0], table[:, 1] = partition.offsets[ids], partition.lengths[ids]
         table[:, 2] = starts_of(self.sizes(table[:, 1]))
         table[:, 3] = self._numbers(table[:, 1], magnitude)
-        assert self.kernels is not None, 'see `uses_kernels`'
+        assert self.kernels is not None, 'see `rog_core.worker.learner.Learner`'
         family, prefix = self.kernels
         cuda.launch(family, f'{prefix}_{name}', ids.size, values, values, *before, table, code,
                     *after)
@@ -183,22 +189,16 @@ class Codec(ABC):
 
         The caller must `check` the data first.
         """
-        if isinstance(values, np.ndarray) and self.compiled:
-            self._add_compiled(values, partition, ids, data, np.float32(factor))
-        elif self.uses_kernels(values):
-            self._launch('add', partition, values, ids, None, (), data, np.float32(factor))
+        if isinstance(values, np.ndarray):
+            self._add_on_host(partition, values, ids, data, np.float32(factor))
         else:
-            self._add_dense(as_tensor(values), partition, ids, data, factor)
+            self._launch('add', partition, values, ids, None, (), data, np.float32(factor))
 
-    def _add_compiled(self, values: np.ndarray, partition: Segments, ids: np.ndarray,
-                      data: np.ndarray, factor: np.float32) -> None:
-        """Do the same as `add`; a codec needs this method only if its field `compiled` is true."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def _add_dense(self, values: Array, partition: Segments, ids: np.ndarray, data: np.ndarray,
-                   factor: float) -> None:
-        """Do the same as `add` for a tensor ``values``."""
+    def _add_on_host(self, partition: Segments, values: np.ndarray, ids: np.ndarray,
+                     data: np.ndarray, factor: np.float32) -> None:
+        """Do the same as `add`, by compiled loops or by `_decode_dense`."""
+        values[elements(partition, ids)] += factor * self._decode_dense(partition.lengths[ids],
+                                                                       data)
 
     def scaled(self, partition: Segments, ids: np.ndarray, data: np.ndarray, factor: float
                ) -> np.ndarray:
@@ -254,8 +254,6 @@ def _reorder(data, starts, sizes, out):
         at += sizes[i]
 
 
-# -- scales and bytes, on the host -----------------------------------------------------------------
-
 def bfloat16_encode(values: np.ndarray) -> np.ndarray:
     """Round float32 values (>= 0) to bfloat16; return the bits of bfloat16 as uint16."""
     return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
@@ -264,37 +262,6 @@ def bfloat16_encode(values: np.ndarray) -> np.ndarray:
 def bfloat16_decode(codes: np.ndarray) -> np.ndarray:
     """Return the float32 values of bfloat16 numbers, which are given by their bits as uint16."""
     return (codes.astype(np.uint32) << 16).view(np.float32)
-
-
-def mean_scales(of: np.ndarray, chosen: np.ndarray, segments: int) -> np.ndarray:
-    """Return for each segment the mean magnitude of the nonzero values that it sends.
-
-    The means are bfloat16 numbers, given by their bits as uint16. ``chosen``: the sent values of
-    all segments; ``of``: the segment of each value, counted from 0.
-    """
-    total = np.bincount(of, np.abs(chosen), segments)
-    count = np.bincount(of[chosen != 0], minlength=segments)
-    return bfloat16_encode((total / np.maximum(count, 1)).astype(np.float32))
-
-
-def largest_of(dense: Array, lengths: np.ndarray, counts: np.ndarray
-               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the elements of largest magnitude in each segment; of equal ones, choose the first.
-
-    ``dense``: a tensor in which the segments follow one another; ``counts``: number of elements
-    to find in each segment. Returns three arrays on the host: the segment of each element (counted
-    from 0), its position in the segment, and its value. The elements are sorted by segment, then by
-    position as in `kernels.select_largest`. Zeros come last in their segment.
-    """
-    segments = np.arange(lengths.size)
-    order = dense.abs().argsort(descending=True, stable=True)
-    order = order[repeat(segments, lengths, dense)[order].argsort(stable=True)]
-    largest = order[spans(starts_of(lengths), counts, dense)]
-    chosen, at = dense[largest].cpu().numpy(), largest.cpu().numpy()
-    # Sort into the order of the compiled loops. The host does this, because few elements are left.
-    of = np.repeat(segments, counts)
-    ascending = np.lexsort((at, chosen == 0, of))
-    return of, at[ascending] - np.repeat(starts_of(lengths), counts), chosen[ascending]
 
 
 def require_few(counts: np.ndarray, codec: Codec) -> np.ndarray:
@@ -311,68 +278,8 @@ def starts_of(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
 
 
-def _bodies(sizes: np.ndarray) -> np.ndarray:
-    """Return the positions of all bytes of the encoded data that are not scales.
-
-    ``sizes``: number of these bytes in each segment.
-    """
-    return np.arange(sizes.sum()) + np.repeat(2 * np.arange(1, sizes.size + 1), sizes)
-
-
-def join(scales: np.ndarray, body: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Join encoded segments: for each segment, its scale (2 bytes) and its part of ``body``.
-
-    ``sizes``: number of bytes of ``body`` for each segment.
-    """
-    out = np.empty(body.size + 2 * sizes.size, np.uint8)
-    starts = starts_of(sizes + 2)
-    out[starts], out[starts + 1] = scales & 255, scales >> 8
-    out[_bodies(sizes)] = body
-    return out
-
-
-def split(data: np.ndarray, sizes: np.ndarray, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Reverse `join`: return the scales, float32 and multiplied by ``factor``, and the body."""
-    starts = starts_of(sizes + 2)
-    codes = data[starts].astype(np.uint16) | data[starts + 1].astype(np.uint16) << 8
-    return np.float32(factor) * bfloat16_decode(codes), data[_bodies(sizes)]
-
-
-# -- whole arrays, on the device of a tensor -------------------------------------------------------
-
-def as_tensor(values: Array) -> Array:
-    """Return a tensor that shares the memory of ``values``."""
-    import torch
-    return torch.as_tensor(values)
-
-
-def repeat(values: np.ndarray, counts: np.ndarray, like: Array) -> Array:
-    """Return a tensor that repeats each of ``values`` as often as ``counts`` says."""
-    return from_host(values, like).repeat_interleave(from_host(counts, like),
-                                                     output_size=int(counts.sum()))
-
-
-def spans(starts: np.ndarray, lengths: np.ndarray, like: Array) -> Array:
-    """Return all integers of the ranges [start, start + length), as one int64 tensor."""
-    import torch
-    first = repeat(starts - starts_of(lengths), lengths, like)
-    return first + torch.arange(len(first), device=like.device)
-
-
-def elements(partition: Segments, ids: np.ndarray, like: Array) -> Array:
-    """Return the indices of all elements of the segments ``ids``, as a tensor."""
-    return spans(partition.offsets[ids], partition.lengths[ids], like)
-
-
-def gather(partition: Segments, values: Array, mirror: Array | None, ids: np.ndarray) -> Array:
-    """Return a copy of ``values - mirror`` that contains only the segments ``ids``, without gaps.
-
-    If ``mirror`` is None, copy these segments of ``values``.
-    """
-    index = elements(partition, ids, values)
-    return values[index] if mirror is None else values[index] - mirror[index]
-
-
-def add_signed(values: Array, index: np.ndarray, negative: np.ndarray, scale: np.ndarray) -> None:
-    """Add ``scale`` to the elements ``index``; subtract it where ``negative`` is true."""
-    values[from_host(index, values)] += from_host(np.where(negative, -scale, scale), values)
+def elements(partition: Segments, ids: np.ndarray) -> np.ndarray:
+    """Return the positions of all elements of the segments ``ids`` in the model, int64."""
+    lengths = partition.lengths[ids]
+    return np.repeat(partition.offsets[ids] - starts_of(lengths), lengths) \
+        + np.arange(lengths.sum())

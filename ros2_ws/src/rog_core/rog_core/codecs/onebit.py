@@ -13,17 +13,7 @@ import llvmlite.ir as ir
 import numpy as np
 from numba import njit, types
 
-from ..arrays import from_host
-from .base import (
-    Codec,
-    bfloat16_encode,
-    elements,
-    join,
-    repeat,
-    spans,
-    split,
-    starts_of,
-)
+from .base import Codec, bfloat16_encode
 from .kernels import LENGTH, SCALE, bad_scale, intrinsic, prefetch_row, scale_of, write_scale
 
 
@@ -38,15 +28,10 @@ class OneBit(Codec):
         """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return (lengths + 23) >> 3  # 2 + ceil(lengths / 8)
 
-    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _encode(values, mirror, offsets, ids, magnitude, out)
-
-    def _encode_dense(self, dense, lengths, magnitude):
-        sizes, negative = (lengths + 7) // 8, dense.signbit()
-        bits = negative.new_zeros(8 * int(sizes.sum()))
-        bits[spans(8 * starts_of(sizes), lengths, dense)] = negative
-        packed = (bits.view(-1, 8) * from_host(1 << np.arange(8), dense)).sum(1)
-        return join(_scales(magnitude, lengths), packed.cpu().numpy(), sizes)
+    def _encode_on_host(self, partition, values, mirror, ids, magnitude):
+        out = self._room(partition, ids)
+        _encode(values, mirror, partition.offsets, ids, magnitude, out)
+        return out
 
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
@@ -54,17 +39,8 @@ class OneBit(Codec):
     def _numbers(self, lengths, magnitude):
         return 0 if magnitude is None else _scales(magnitude, lengths)
 
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         _add(values, partition.offsets, ids, factor, data)
-
-    def _add_dense(self, values, partition, ids, data, factor):
-        lengths = partition.lengths[ids]
-        sizes = (lengths + 7) // 8
-        scales, body = split(data, sizes, factor)
-        bit = spans(8 * starts_of(sizes), lengths, values)  # position of each element's bit
-        negative = from_host(body, values)[bit >> 3] >> (bit & 7) & 1
-        signed = repeat(scales, lengths, values) * (1 - 2 * negative)
-        values[elements(partition, ids, values)] += signed
 
 
 def _scales(magnitude: np.ndarray, lengths: np.ndarray) -> np.ndarray:

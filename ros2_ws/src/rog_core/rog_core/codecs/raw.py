@@ -10,9 +10,8 @@ import math
 import numpy as np
 from numba import njit
 
-from .. import cuda
-from ..arrays import Array, from_host
-from .base import COPY, Codec, Segments, elements, gather
+from ..arrays import Array
+from .base import COPY, Codec, Segments
 from .kernels import LENGTH, OWN
 
 
@@ -27,20 +26,17 @@ class Raw(Codec):
         """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 4 * lengths
 
-    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _gather(values, mirror, offsets, ids, out.view(np.float32))
+    def _encode_on_host(self, partition, values, mirror, ids, magnitude):
+        out = self._room(partition, ids)
+        _gather(values, mirror, partition.offsets, ids, out.view(np.float32))
         if mirror is None:
-            _store(values, offsets, ids, np.zeros(out.size // 4, np.float32))
-
-    def _encode_dense(self, dense, lengths, magnitude):
-        return dense.cpu().numpy().view(np.uint8)
+            _store(values, partition.offsets, ids, np.zeros(out.size // 4, np.float32))
+        return out
 
     def snapshot(self, partition: Segments, values: Array, ids: np.ndarray) -> np.ndarray:
         """Encode the segments ``ids`` of ``values`` as uint8; ``values`` does not change."""
-        if cuda.usable(values):
-            return self._encode_by_kernel(partition, values, None, ids, None, COPY)
         if not isinstance(values, np.ndarray):
-            return self._encode_dense(gather(partition, values, None, ids), None, None)
+            return self._encode_by_kernel(partition, values, None, ids, None, COPY)
         out = np.empty(int(partition.lengths[ids].sum()), np.float32)
         _gather(values, None, partition.offsets, ids, out)
         return out.view(np.uint8)
@@ -52,11 +48,8 @@ class Raw(Codec):
         # The sum is float64, so squares of finite float32 values cannot make it infinite.
         return 0 if math.isfinite(energy) else OWN, 0, energy
 
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         _add(values, partition.offsets, ids, factor, _floats(data))
-
-    def _add_dense(self, values, partition, ids, data, factor):
-        values[elements(partition, ids, values)] += factor * from_host(_floats(data), values)
 
     def scaled(self, partition, ids, data, factor):
         """Return ``data`` with all values multiplied by ``factor``; see `Codec.scaled`."""
@@ -73,10 +66,8 @@ class Raw(Codec):
         """
         if isinstance(values, np.ndarray):
             _store(values, partition.offsets, ids, _floats(data))
-        elif cuda.usable(values):
-            self._launch('store', partition, values, ids, None, (), data)
         else:
-            values[elements(partition, ids, values)] = from_host(_floats(data), values)
+            self._launch('store', partition, values, ids, None, (), data)
 
 
 def _floats(data: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ import numpy as np
 from numba import njit
 
 from ..errors import ConfigError
-from .base import MOST, Codec, add_signed, join, largest_of, mean_scales, require_few, split
+from .base import MOST, Codec, require_few
 from .kernels import (
     LENGTH,
     OWN,
@@ -85,15 +85,10 @@ class SparseTernary(Codec):
         """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 2 + 2 * self.counts(lengths)
 
-    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _encode(values, mirror, offsets, ids, sizes // 2 - 1, out)
-
-    def _encode_dense(self, dense, lengths, magnitude):
-        counts = self.counts(lengths)
-        of, at, chosen = largest_of(dense, lengths, counts)
-        words = np.where(chosen != 0, at | np.signbit(chosen) * NEGATIVE, NOTHING)
-        return join(mean_scales(of, chosen, lengths.size), words.astype('<u2').view(np.uint8),
-                    2 * counts)
+    def _encode_on_host(self, partition, values, mirror, ids, magnitude):
+        out = self._room(partition, ids)
+        _encode(values, mirror, partition.offsets, ids, self.counts(partition.lengths[ids]), out)
+        return out
 
     def _look(self, lengths, ids, data):
         counts = self.counts(lengths[ids])
@@ -104,17 +99,8 @@ class SparseTernary(Codec):
     def _numbers(self, lengths, magnitude):
         return require_few(self.counts(lengths), self)
 
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         _add(values, partition.offsets, ids, self.counts(partition.lengths[ids]), factor, data)
-
-    def _add_dense(self, values, partition, ids, data, factor):
-        counts = self.counts(partition.lengths[ids])
-        scales, body = split(data, 2 * counts, factor)
-        words = body.view('<u2').astype(np.int64)
-        index = np.repeat(partition.offsets[ids], counts) + (words & ~NEGATIVE)
-        sent = words != NOTHING
-        add_signed(values, index[sent], (words & NEGATIVE != 0)[sent],
-                   np.repeat(scales, counts)[sent])
 
 
 @njit(nogil=True, cache=True)

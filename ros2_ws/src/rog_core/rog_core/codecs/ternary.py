@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .base import Codec, add_signed, join, mean_scales, spans, split, starts_of
+from .base import Codec
 from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
 
 BLOCK = 64  # elements per block; one element of each block is sent
@@ -37,35 +37,16 @@ class Ternary(Codec):
         """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 2 + -(-lengths // BLOCK)
 
-    def _encode_compiled(self, values, mirror, offsets, ids, magnitude, sizes, out):
-        _encode(values, mirror, offsets, ids, out)
-
-    def _encode_dense(self, dense, lengths, magnitude):
-        blocks = -(-lengths // BLOCK)
-        padded = dense.new_zeros(BLOCK * int(blocks.sum()))
-        padded[spans(BLOCK * starts_of(blocks), lengths, dense)] = dense
-        padded = padded.view(-1, BLOCK)
-        at = padded.abs().argmax(1)  # of equal magnitudes, argmax returns the first
-        chosen = padded.gather(1, at[:, None])[:, 0].cpu().numpy()
-        # only one element in 64 is left, so the host computes the scales and the bytes
-        scales = mean_scales(np.repeat(np.arange(lengths.size), blocks), chosen, lengths.size)
-        code = 0x80 | np.signbit(chosen) * 0x40 | at.cpu().numpy()
-        return join(scales, np.where(chosen != 0, code, 0), blocks)
+    def _encode_on_host(self, partition, values, mirror, ids, magnitude):
+        out = self._room(partition, ids)
+        _encode(values, mirror, partition.offsets, ids, out)
+        return out
 
     def _look(self, lengths, ids, data):
         return _check(lengths, ids, data)
 
-    def _add_compiled(self, values, partition, ids, data, factor):
+    def _add_on_host(self, partition, values, ids, data, factor):
         _add(values, partition.offsets, ids, factor, data)
-
-    def _add_dense(self, values, partition, ids, data, factor):
-        blocks = -(-partition.lengths[ids] // BLOCK)
-        scales, code = split(data, blocks, factor)
-        # For each block, its number within its segment, from 0.
-        block = np.arange(code.size) - np.repeat(starts_of(blocks), blocks)
-        index = np.repeat(partition.offsets[ids], blocks) + BLOCK * block + (code & 63)
-        sent = code != 0
-        add_signed(values, index[sent], (code & 64 != 0)[sent], np.repeat(scales, blocks)[sent])
 
 
 @njit(nogil=True, cache=True)

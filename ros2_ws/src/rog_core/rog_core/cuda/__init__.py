@@ -2,9 +2,9 @@
 
 One launch processes many segments. `rog_core.arrays` uses the kernels in `sums.cu`, which add a
 step and sum magnitudes in one pass. cupy compiles a kernel when it is first used. Kernels work on
-the memory of torch tensors and run on torch's current stream. Without cupy, or for tensors that are
-not on a CUDA device, the codecs use torch operations, which are the reference. For finite values,
-kernels and torch operations give the same bytes.
+the memory of torch tensors and run on torch's current stream. Without cupy the rows of a model are
+on the host, where numba has compiled the same loops (see `rog_core.worker.learner`). For finite
+values, kernels and these loops give the same bytes.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from ..arrays import Array
 from ..errors import ConfigError
 from ..protocol.steps import Gradient, Step
 from .base import Fleet, Method, Model, Rolling, Team
@@ -151,10 +150,10 @@ class Gsgm(Rolling, Method):
         self.expected = frozenset(self._list)
 
     @override
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, np.ndarray]:
         return {**super().arrays(), 'partly_averaged': self.partly_averaged}
 
     @override
-    def load_arrays(self, arrays: dict[str, Array]) -> None:
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         super().load_arrays(arrays)
         self.partly_averaged = arrays.get('partly_averaged', self.partly_averaged)

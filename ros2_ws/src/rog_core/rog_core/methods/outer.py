@@ -14,9 +14,8 @@ import numpy as np
 from numba import njit
 from typing_extensions import override
 
-from ..arrays import Array, to_host
 from ..codecs import Codec
-from ..codecs.base import Segments, elements
+from ..codecs.base import Segments
 from ..errors import ConfigError
 from .method_spec import MethodSpec
 from .role import Model, Team
@@ -78,7 +77,7 @@ class Outer(Update):
                          self.momentum)
 
     @override
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, np.ndarray]:
         if not self.momentum:
             return super().arrays()
         lengths = self.held_model.partition.lengths
@@ -86,29 +85,23 @@ class Outer(Update):
         return {**super().arrays(), 'velocity': self.velocity, 'total': self.total, 'count': count}
 
     @override
-    def load_arrays(self, arrays: dict[str, Array]) -> None:
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         super().load_arrays(arrays)
         if self.momentum and arrays.keys() >= {'velocity', 'total', 'count'}:
             self.velocity, self.total = arrays['velocity'], arrays['total']
             first = self.held_model.partition.offsets[:-1]
-            self.count = to_host(arrays['count'])[first].astype(np.int64)
+            self.count = arrays['count'][first].astype(np.int64)
 
 
-def add_momentum(partition: Segments, master: Array, velocity: Array, total: Array,
+def add_momentum(partition: Segments, master: np.ndarray, velocity: np.ndarray, total: np.ndarray,
                  ids: np.ndarray, rate: float, mu: float) -> None:
     """Update the momentum of the segments ``ids``, and apply it to the model.
 
     velocity = mu * velocity + total; master -= rate * mu * velocity; total = 0. The three arrays
     are flat float32 (elements,). ``mu`` is the coefficient of the momentum.
     """
-    if isinstance(master, np.ndarray):
-        _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),
-                      np.float32(rate * mu))
-        return
-    index = elements(partition, ids, master)
-    moved = mu * velocity[index] + total[index]
-    velocity[index], total[index] = moved, 0.0
-    master[index] -= rate * mu * moved
+    _add_momentum(partition.offsets, ids, master, velocity, total, np.float32(mu),
+                  np.float32(rate * mu))
 
 
 @njit(nogil=True, cache=True)

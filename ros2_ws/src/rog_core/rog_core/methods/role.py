@@ -14,7 +14,8 @@ from functools import cached_property
 from numbers import Real
 from typing import Any, ClassVar
 
-from ..arrays import Array, zeros_like
+import numpy as np
+
 from ..codecs import Codec
 from ..errors import ConfigError
 from ..model.partition import RowPartition
@@ -79,12 +80,12 @@ class Model:
     """The model on the server; ``master``: the master rows, flat float32 (elements,)."""
 
     partition: RowPartition
-    master: Array
+    master: np.ndarray
     codec: Codec
 
-    def zeros(self) -> Array:
+    def zeros(self) -> np.ndarray:
         """Return zeros of the size of the model, float32 (elements,)."""
-        return zeros_like(self.master)
+        return np.zeros_like(self.master)
 
 
 class Role:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from typing_extensions import override
 
-from ..arrays import Array, joined, zeros_like
 from ..codecs import Codec
 from ..protocol.steps import Step
 from .role import Fleet, Model, Role
@@ -34,7 +33,7 @@ class Update(Role):
         """Continue with ``model``, to which the rows of the frozen parameters were added."""
         former = self.arrays()
         self.model = model
-        self.load_arrays({name: joined(values, zeros_like(model.master[len(values):]))
+        self.load_arrays({name: np.append(values, np.zeros_like(model.master[len(values):]))
                           for name, values in former.items()})
 
     def takes(self, step: Step) -> bool:
@@ -75,11 +74,11 @@ class Update(Role):
 
     # -- restart -----------------------------------------------------------------------------------
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays that a checkpoint must contain, by name; each float32 (elements,)."""
         return {}
 
-    def load_arrays(self, arrays: dict[str, Array]) -> None:
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Resume from the arrays that `arrays` returned."""
 
 
@@ -93,7 +92,7 @@ class Holding(Update):
     def begin(self, model: Model, iteration: int) -> None:
         super().begin(model, iteration)
         # For each robot: sum of its pushed rows, float32 (elements,).
-        self.held: dict[str, Array] = {}
+        self.held: dict[str, np.ndarray] = {}
 
     @override
     def take(self, robot: str, ids: np.ndarray, codec: Codec, data: np.ndarray, robots: int
@@ -104,11 +103,11 @@ class Holding(Update):
         codec.add(model.partition, self.held[robot], ids, data, 1.0)
 
     @override
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, np.ndarray]:
         return {f'held/{name}': held for name, held in self.held.items()}
 
     @override
-    def load_arrays(self, arrays: dict[str, Array]) -> None:
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         self.held = {name.removeprefix('held/'): value for name, value in arrays.items()
                      if name.startswith('held/')}
 
@@ -122,10 +121,10 @@ class Rolling(Holding):
         self.velocity = model.zeros()
 
     @override
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, np.ndarray]:
         return {'velocity': self.velocity, **super().arrays()}
 
     @override
-    def load_arrays(self, arrays: dict[str, Array]) -> None:
+    def load_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         super().load_arrays(arrays)
         self.velocity = arrays.get('velocity', self.velocity)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from ..arrays import Array
 from ..errors import ConfigError, LocalProtocolError
 from .partition import Parameter, Role, RowPartition, partition_of
 
@@ -250,10 +249,10 @@ class FlatModel:
         self.weights, self.gradient = self._weights, self._gradient
         self._adopt(frozen, at)
 
-    def frozen(self) -> Array:
+    def frozen(self) -> torch.Tensor:
         """Return the values of the frozen parameters, float32 (elements,)."""
-        parts = [p.detach().reshape(-1).to(self.weights) for _, p in self.contents.frozen]
-        return as_array(torch.cat(parts))
+        return torch.cat([p.detach().reshape(-1).to(self.weights)
+                          for _, p in self.contents.frozen])
 
     @property
     def switched(self) -> tuple[int, ...]:
@@ -410,11 +409,6 @@ def _fill(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     for tensor in tensors:
         flat[at:at + tensor.numel()].copy_(tensor.reshape(-1))
         at += tensor.numel()
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """Return a CPU tensor as a numpy array with the same memory; return a GPU tensor unchanged."""
-    return tensor.numpy() if tensor.device.type == 'cpu' else tensor
 
 
 def _joined(tensors: Iterator[torch.Tensor]) -> np.ndarray:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import from_host, to_host
 from ..errors import ConfigError
 from ..methods import Method, Team, create
 from ..methods.base import Fleet, Model
@@ -159,7 +158,7 @@ class Aggregation:
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return the values of the fields ``policy`` and ``update`` of `ServerState`."""
-        return self.method.state(), {name: to_host(value)
+        return self.method.state(), {name: value.copy()
                                      for name, value in self.method.arrays().items()}
 
     def load(self, state: ServerState) -> None:
@@ -171,6 +170,5 @@ class Aggregation:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the state of '{state.sync}' in the checkpoint is invalid: {error}"
                               ) from error
-        method.load_arrays({name: from_host(value, self.model.master)
-                            for name, value in state.update.items()})
+        method.load_arrays({name: value.copy() for name, value in state.update.items()})
         self._use(method, state.iteration)

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..arrays import Array, from_host, to_host
 from ..codecs import RAW
-from ..codecs.base import starts_of
+from ..codecs.base import elements
 from ..model.partition import RowPartition
 from ..protocol.steps import Step
 
@@ -32,16 +31,16 @@ def share(step: Step, fleet: Iterable[Step]) -> float:
     return step.batches / max(total, step.batches, 1)
 
 
-def is_absurd(partition: RowPartition, master: Array, energy: float) -> bool:
+def is_absurd(partition: RowPartition, master: np.ndarray, energy: float) -> bool:
     """Return whether no healthy robot changes its buffers so much.
 
     ``energy``: sum of the squares of the change.
     """
-    norm = float(np.linalg.norm(to_host(master[partition.buffers]).astype(np.float64)))
+    norm = float(np.linalg.norm(master[partition.buffers].astype(np.float64)))
     return not energy <= (ABSURD * (1 + norm)) ** 2
 
 
-def apply(partition: RowPartition, master: Array, mirror: Array, ids: np.ndarray,
+def apply(partition: RowPartition, master: np.ndarray, mirror: np.ndarray, ids: np.ndarray,
           data: np.ndarray, weight: float) -> None:
     """Change the buffers in ``master`` by a robot's push.
 
@@ -49,37 +48,27 @@ def apply(partition: RowPartition, master: Array, mirror: Array, ids: np.ndarray
     segments of buffers in the push, and their raw values, buffers before minus buffers after.
     ``weight``: see `share`.
     """
-    elements, at, change = _sent(partition, master, ids, data)
-    before, theirs = to_host(master[at]), to_host(mirror[at]) - change
+    at, change = elements(partition, ids), RAW.floats(data)
+    before, theirs = master[at], mirror[at] - change
     after = combined(before, before - np.float32(weight) * change, theirs,
-                     partition.are_integers[elements - partition.buffers.start], weight)
-    master[at] = from_host(after, master)
+                     partition.are_integers[at - partition.buffers.start], weight)
+    master[at] = after
 
 
-def apply_own(partition: RowPartition, master: Array, mirror: Array, ids: np.ndarray,
-              data: np.ndarray, fleet: Sequence[tuple[float, Array]]) -> None:
+def apply_own(partition: RowPartition, master: np.ndarray, mirror: np.ndarray, ids: np.ndarray,
+              data: np.ndarray, fleet: Sequence[tuple[float, np.ndarray]]) -> None:
     """Handle a push of a robot that keeps its own buffers (FedBN): ``master`` gets their mean.
 
     Such a robot never pulls buffers, so ``mirror`` follows its pushes. ``fleet``: share and mirror
     of each robot that takes part. Other arguments: see `apply`.
     """
-    elements, at, change = _sent(partition, master, ids, data)
-    mirror[at] = mirror[at] - from_host(change, master)
-    own = [(share, to_host(rows[at])) for share, rows in fleet or [(1.0, mirror)]]
+    at = elements(partition, ids)
+    mirror[at] -= RAW.floats(data)
+    own = [(share, rows[at]) for share, rows in fleet or [(1.0, mirror)]]
     mean = sum(share * values for share, values in own) / sum(share for share, _ in own)
-    integers = partition.are_integers[elements - partition.buffers.start]
+    integers = partition.are_integers[at - partition.buffers.start]
     most = np.max([values for _, values in own], axis=0)
-    master[at] = from_host(np.where(integers, most, mean).astype(np.float32), master)
-
-
-def _sent(partition: RowPartition, master: Array, ids: np.ndarray, data: np.ndarray
-          ) -> tuple[np.ndarray, Array, np.ndarray]:
-    """Return the elements of segments, on the host and as indices of ``master``, and the values."""
-    lengths, change = partition.lengths[ids], RAW.floats(data)
-    elements = np.repeat(partition.offsets[ids] - starts_of(lengths), lengths) \
-        + np.arange(change.size)
-    at = elements if isinstance(master, np.ndarray) else from_host(elements, master)
-    return elements, at, change
+    master[at] = np.where(integers, most, mean)
 
 
 def combined(before: np.ndarray, after: np.ndarray, theirs: np.ndarray, integers: np.ndarray,

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arrays import Array, difference_magnitude, joined, zeros_like
-from ..codecs import RAW, Codec, Part, at_once, in_model_order
+from ..arrays import difference_magnitude
+from ..codecs import RAW, Codec, Part, in_model_order
 from ..model.partition import RowPartition
 
 
 class Mirror:
     """The server's copy of the rows exactly as one worker has them, float32 (elements,)."""
 
-    def __init__(self, partition: RowPartition, master: Array) -> None:
+    at_once = 0  # see `rog_core.transfer.sender.Rows.at_once`
+
+    def __init__(self, partition: RowPartition, master: np.ndarray) -> None:
         self.partition, self.master = partition, master
-        self.rows = zeros_like(master)
+        self.rows = np.zeros_like(master)
         # For each segment, the sum of the absolute pending values at the last call of `measure`.
         self.magnitude = np.zeros(partition.segments, np.float32)
         # Whether the worker is known to have `rows`, except those of the present transfer.
@@ -31,11 +33,6 @@ class Mirror:
         """Return the mean absolute pending value of each row; keep the sums for `encode`."""
         self.magnitude = difference_magnitude(self.master, self.rows, self.partition.offsets)
         return self.partition.row_sum(self.magnitude) / self.partition.row_lengths
-
-    @property
-    def at_once(self) -> int:
-        """See `rog_core.transfer.sender.Rows.at_once`."""
-        return at_once(self.master)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:
         """Encode the pending values of the segments ``ids``; do not change the mirror."""
@@ -50,9 +47,9 @@ class Mirror:
         for one, ids, values in self.partition.in_order(codec, parts):
             one.add(self.partition, self.rows, ids, values)
 
-    def grow(self, partition: RowPartition, master: Array) -> None:
+    def grow(self, partition: RowPartition, master: np.ndarray) -> None:
         """Follow the server's rows, to which those of the frozen parameters were added."""
-        self.rows = joined(self.rows, master[len(self.rows):])
+        self.rows = np.concatenate([self.rows, master[len(self.rows):]])
         self.partition, self.master = partition, master
 
     def stored(self, parts: list[Part]) -> None:

@@ -38,7 +38,6 @@ from statistics import median, median_low
 
 import numpy as np
 
-from ..arrays import Array, to_host
 from ..protocol.messages import Kind
 from ..transfer.receiver import Receiver, Rows
 
@@ -64,13 +63,13 @@ class PushFilter:
     limit. ``master``: the trained parameters, float32 (elements,).
     """
 
-    def __init__(self, implausible: float, clip: float, master: Array) -> None:
+    def __init__(self, implausible: float, clip: float, master: np.ndarray) -> None:
         self.implausible, self.clip, self._master = implausible, clip, master
         self.begin()
 
     def begin(self) -> None:
         """Forget all norms: with another method, pushes may have different norms."""
-        self._start = float(np.linalg.norm(to_host(self._master))) if self.implausible else 0.0
+        self._start = float(np.linalg.norm(self._master)) if self.implausible else 0.0
         # For each kind of transfer and each robot: the norms of its last pushes, and their median.
         self._norms: dict[Kind, dict[str, deque[float]]] = {kind: {} for kind in _KINDS}
         self._medians: dict[Kind, dict[str, float]] = {kind: {} for kind in _KINDS}

@@ -21,16 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import (
-    Array,
-    all_finite,
-    difference_magnitude,
-    first_bad,
-    from_host,
-    joined,
-    to_host,
-    zeros_like,
-)
+from ..arrays import all_finite, difference_magnitude, first_bad
 from ..codecs import RAW, SMALLER, Codec, get_codec
 from ..errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from ..methods import Method, Team
@@ -106,8 +97,8 @@ class Server:
     model is not finite.
     """
 
-    def __init__(self, partition: RowPartition, master: Array, incarnation: int,
-                 config: ServerConfig, frozen: Array | None = None) -> None:
+    def __init__(self, partition: RowPartition, master: np.ndarray, incarnation: int,
+                 config: ServerConfig, frozen: np.ndarray | None = None) -> None:
         if not all_finite(master):
             raise ConfigError(f'parameter {partition.owner(first_bad(master))} of the model holds '
                               'NaN or infinite values; start from a model that is finite')
@@ -435,7 +426,7 @@ class Server:
         return Transfer(Kind.FINAL, plan, RAW, RawRows(partition, self.master),
                         Command(sync=str(self.method), stop=True))
 
-    def _raw(self, kind: Kind, values: Array, command: Command, rows: np.ndarray | None = None
+    def _raw(self, kind: Kind, values: np.ndarray, command: Command, rows: np.ndarray | None = None
              ) -> Transfer:
         partition = self.partition.raw_partition
         plan = plans.everything(partition, None if rows is None else np.flatnonzero(rows))
@@ -681,7 +672,7 @@ class Server:
             return
         assert self.frozen is not None, 'a model with frozen parameters needs their values'
         self.partition = self.partition.grown
-        self.master = joined(self.master, self.frozen)
+        self.master = np.concatenate([self.master, self.frozen])
         self.model = Model(self.partition, self.master, self.codec)
         self.aggregation.grow(self.model)
         rows = self.partition.rows
@@ -692,7 +683,7 @@ class Server:
             member.pulled_at = _longer(member.pulled_at, rows, member.iteration)
             member.trained = _longer(member.trained, rows, False)
 
-    def on_model_above(self, former: Array, model: Array) -> None:
+    def on_model_above(self, former: np.ndarray, model: np.ndarray) -> None:
         """Add the change of the parent fleet's model to the master rows.
 
         ``former`` and ``model``: this model before and after the change, float32 (elements,).
@@ -703,14 +694,14 @@ class Server:
             self.grow()
         change = model - former
         offsets = self.partition.offsets
-        moved = self.partition.row_sum(difference_magnitude(change, zeros_like(change), offsets))
+        moved = self.partition.row_sum(difference_magnitude(model, former, offsets))
         part = self.partition.buffers
-        before = to_host(self.master[part])
+        before = self.master[part].copy()
         self.master += change
         if before.size:
-            self.master[part] = from_host(buffers.combined(
-                before, to_host(self.master[part]), to_host(model[part]),
-                self.partition.are_integers, 1 / (1 + len(self.active()))), self.master)
+            self.master[part] = buffers.combined(
+                before, self.master[part], model[part], self.partition.are_integers,
+                1 / (1 + len(self.active())))
         self.updated_at[moved > 0] = self.iteration
 
     # -- it is silent, too slow, or leaves ---------------------------------------------------------

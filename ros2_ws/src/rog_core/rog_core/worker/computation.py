@@ -39,10 +39,6 @@ class Source(Protocol):
     def gradient(self) -> torch.Tensor:
         """The sum of the gradients that `add` computes, flat."""
 
-    @property
-    def result(self) -> Array:
-        """The same memory as `gradient`."""
-
     def load(self) -> None:
         """Give the model's buffers the values that they had before the first batch."""
 
@@ -119,18 +115,18 @@ class OfGradient(Computation[Gradient]):
         batch = source.batch()
         if source.store.anchor is None:
             return source.add(batch)
-        weights, full = source.store.anchor
-        model = source.store.model
-        now = copy_of(model)
+        import torch
+        anchor, full = (torch.as_tensor(values, device=source.weights.device)
+                        for values in source.store.anchor)
+        now = source.weights.clone()
         try:
-            model[:] = weights
+            source.weights[:len(anchor)] = anchor
             source.add(batch, -1.0)
         finally:
-            model[:] = now
+            source.weights[:len(now)].copy_(now)  # it may have grown
         source.load()  # the pass on the anchor does not count
         loss = source.add(batch)
-        gradient = source.result[:len(full)]
-        gradient += full
+        source.gradient[:len(full)] += full
         return loss
 
     @override
@@ -185,8 +181,7 @@ class OfFull(Computation[Full]):
         """
         losses = [source.add(batch) for batch in source.shard()]
         source.load()  # this pass repeats data, so it does not count for the buffers
-        gradient = source.result
-        gradient /= len(losses)
+        source.gradient.div_(len(losses))
         return sum(losses) / len(losses)
 
     @override

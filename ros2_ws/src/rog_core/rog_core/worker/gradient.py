@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..arrays import Array
 from ..errors import ConfigError, LocalProtocolError
-from ..model.flat import FlatModel, as_array
+from ..model.flat import FlatModel
 from ..protocol.config import SgdConfig
 from ..protocol.messages import Compute
 from ..protocol.steps import Full
@@ -47,7 +46,7 @@ class GradientSource:
         self._loss, self._in_shard = data.loss, 0
         self.velocity: torch.Tensor | None = None
 
-    # These three are longer once a frozen parameter was unfrozen, see `FlatModel.grow`.
+    # These two are longer once a frozen parameter was unfrozen, see `FlatModel.grow`.
     @property
     def weights(self) -> torch.Tensor:
         """See `Source`."""
@@ -57,11 +56,6 @@ class GradientSource:
     def gradient(self) -> torch.Tensor:
         """See `Source`."""
         return self._flat.gradient
-
-    @property
-    def result(self) -> Array:
-        """See `Source`."""
-        return as_array(self._flat.gradient)
 
     def shard_batches(self) -> int:
         """Return the number of batches of the robot's whole shard."""

@@ -62,7 +62,7 @@ class RogOptimizer(torch.optim.Optimizer):
         self.machine, self.accumulator = self._learner.machine, self._learner.store
         self._link = link
         self._order = link.join(self.machine)
-        self._learner.flat.load()
+        self._learner.load()
 
     @property
     def iteration(self) -> int:
@@ -145,5 +145,5 @@ class RogOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"the fleet's method, '{self.machine.sync}', chooses the batches of "
                               'a step; give the optimizer data and call compute()')
         self._order = self._link.exchange(self._learner.gradient(), self.sgd)
-        self._learner.flat.load()
+        self._learner.load()
         return loss

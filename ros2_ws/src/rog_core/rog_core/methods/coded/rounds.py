@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from ...arrays import Array, difference_magnitude
+from ...arrays import difference_magnitude
 from ...codecs import RAW
 from ...errors import ConfigError
 from ...protocol.steps import Shards, Step
@@ -204,7 +204,7 @@ class Coded(Rolling, Method):
         exact = 'feedback' in self.options or codec is RAW
         master -= self.velocity if exact else self._coded_once()
 
-    def _coded_once(self) -> Array:
+    def _coded_once(self) -> np.ndarray:
         """Return the server's momentum after encoding and decoding it once (equation 22).
 
         There is no error feedback.
