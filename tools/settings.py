@@ -6,7 +6,7 @@ python tools/settings.py > docs/reference/settings.md
 from collections.abc import Iterable
 
 from fleet_env.settings.base import Knob, Settings, knobs
-from fleet_env.settings.fleet import FleetConfig, FleetSettings, RobotConfig
+from fleet_env.settings.fleet import FleetConfig, FleetSettings, ReachConfig, RobotConfig
 from fleet_policy.parameters import PolicySettings
 from fleet_ros.link import LinkSettings
 from lopinfer_node.parameters import ClientSettings
@@ -55,12 +55,19 @@ def beside(model: type[Settings], *others: type[Settings]) -> list[Knob]:
     return [knob for knob in knobs(model) if knob not in known]
 
 
+def _listed(names: list[str]) -> str:
+    return ', '.join(f'`{name}`' for name in names[:-1]) + f' and `{names[-1]}`'
+
+
 def page() -> str:
     """Return the text of docs/reference/settings.md."""
     robots = beside(RobotConfig, FleetSettings)
+    reach = list(ReachConfig.model_fields)
+    again = [('upstream', key) for key in ('link', *reach)]
     return HEAD + ''.join([
-        table('Fleets', '', knobs(FleetSettings),
-              BOTH),
+        table('Fleets', f'And `upstream.link` as `link`, but without a trace; {_listed(reach)} of '
+              '`upstream` as those of `network`.',
+              (knob for knob in knobs(FleetSettings) if knob.path[:2] not in again), BOTH),
         table('Fleet files alone', 'And `robots`, a list of entries.',
               [k for k in beside(FleetConfig, FleetSettings) if k.name != 'robots'], 'key'),
         table("A robot's entry", 'And `link`, `power` and `stragglers` as above; '

@@ -57,7 +57,7 @@ class Puppet:
         self.fleet, self.robot, self.key = fleet, robot, key
         node = fleet.node
         # chunks so small that a push consists of several chunks
-        config = TransferConfig('row', 'onebit', 1.0, 1.0, 300, 0.004)
+        config = TransferConfig('row', 'onebit', 300)
         self.machine = Worker(robot, incarnation, Accumulator(
             partition(), flatten(Tiny(seed=SEED).model()).copy()), config)
         self.session, self.count = None, 0

@@ -108,6 +108,21 @@ robots: [{name: robot1}, {name: robot2, codec_pace: 0.7}]
     assert plain.channel.shared and plain.training.codec_pace == 0
 
 
+def test_a_setting_that_became_a_constant_is_refused_unless_it_has_the_value_of_the_constant(
+        tmp_path):
+    file = tmp_path / 'f.yaml'
+    text = 'name: old\nrobots: [{name: robot1}]\nserver: {implausible: %s, keep: 4}\n'
+    file.write_text(text % '100.0')
+    fleet = read_fleet(file)
+    assert fleet.server.keep == 4
+    file.write_text(text % '0.0')
+    with pytest.raises(FleetFileError, match='line 3: server.implausible is no setting any more: '
+                                             'it is always 100; delete it'):
+        read_fleet(file)
+    with pytest.raises(FleetFileError, match='security.open'):
+        with_overrides(fleet, {'upstream.open': True})
+
+
 def test_capacities_and_stragglers(tmp_path):
     file = tmp_path / 'f.yaml'
     file.write_text("""\

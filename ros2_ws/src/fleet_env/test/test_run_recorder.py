@@ -87,6 +87,7 @@ def test_a_server_that_comes_back_takes_up_the_records(tmp_path, life, computed,
     first = Recorder(tmp_path, START)
     first.baseline(0.9, 0.4)
     first.status(1.0, status(5, evaluated_at=5, accuracy=0.6))
+    del first  # as if its process had been killed: the file is closed, and not locked any more
     second = Recorder(tmp_path, START, events.read_run(tmp_path))
     second.status(9.0, status(7, life, 'stopped', evaluated_at=7, accuracy=0.7))
     second.stop(9.0, 'finished')
@@ -124,6 +125,7 @@ def test_the_last_accuracy_of_the_server_s_model_is_in_the_summary_also_after_a_
     recorder.status(1.0, status(1, evaluated_at=1, accuracy=0.3))
     recorder.server(2.0, 5, 0.6)
     recorder.server(4.0, 9, 0.7)
+    del recorder  # as if its process had been killed
     again = Recorder(tmp_path, START, events.read_run(tmp_path))
     summary = again.stop(6.0, 'finished')
     assert summary.notes['server'] == {'accuracy': 0.7, 'iteration': 9}

@@ -90,8 +90,7 @@ def copies(shapes: Sequence[tuple[str, tuple[int, ...]]], device: str, repeats: 
     network = torch.nn.ParameterDict({name.replace('.', '_'): torch.nn.Parameter(
         torch.ones(shape, device=device)) for name, shape in shapes})
     with mock.patch.object(learner, '_has_loops', lambda values, codec: False):
-        robot = learner.Learner(network, 'robot', 1, TransferConfig('row', 'onebit', 1, 1, 14000,
-                                                                    0.004))
+        robot = learner.Learner(network, 'robot', 1, TransferConfig('row', 'onebit'))
     return {'gradient_down_ms': milliseconds(lambda: robot.result, repeats),
             'weights_up_ms': milliseconds(robot.load, repeats)}
 

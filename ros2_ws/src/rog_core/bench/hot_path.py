@@ -74,10 +74,9 @@ class Pair:
         self.questions = 0
         self.noise = np.random.default_rng(1)
         master = self.noise.standard_normal(partition.elements, np.float32)
-        transfer = TransferConfig('row', codec, 1.0, 1.0, max_chunk, 0.004)
+        transfer = TransferConfig('row', codec, max_chunk)
         self.server = Server(partition, master, 1,
-                             ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, 1e9, 1e9, {},
-                                          100.0))
+                             ServerConfig(transfer, SYNC, 0.0, 1e9, 1e9, {}))
         # Only the first robot has a worker. All other robots exist only in the server's tables.
         store = Accumulator(partition, put(np.zeros(partition.elements, np.float32)))
         self.worker = Worker('robot0', 2, store, transfer)

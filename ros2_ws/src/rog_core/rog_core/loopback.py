@@ -56,13 +56,12 @@ class Loopback:
 
         ``shapes``: (name, shape) of each parameter of the model. All parameters are zero at first.
         """
-        transfer = TransferConfig('row', team.codec, importance_magnitude=1.0, importance_age=1.0,
-                                  chunk_bytes=14000, chunk_time=0.004)
+        transfer = TransferConfig('row', team.codec)
         partition = partition_of(shapes, transfer.granularity, transfer.codec)
         zeros = np.zeros(partition.elements, np.float32)
         server = Server(partition, zeros, 1, ServerConfig(
             transfer, sync, team.momentum, heartbeat_limit=3.0, patience=math.inf,
-            drain_limit=1.0, stop_limit=math.inf, capacities=team.capacities, implausible=0.0))
+            capacities=team.capacities, drain_limit=1.0, stop_limit=math.inf, implausible=0.0))
         return cls(server, [
             Worker(name, k, Accumulator(partition, zeros.copy()), transfer)
             for k, name in enumerate(team.capacities, start=2)])

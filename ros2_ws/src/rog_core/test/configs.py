@@ -11,12 +11,11 @@ SGD = SgdConfig(learning_rate=0.01, momentum=0.9, weight_decay=0.0, nesterov=Tru
 
 
 def transfer_config(codec='onebit', **changes):
-    return replace(TransferConfig('row', codec, importance_magnitude=1.0, importance_age=1.0,
-                                  chunk_bytes=14000, chunk_time=0.004), **changes)
+    return replace(TransferConfig('row', codec), **changes)
 
 
 def server_config(sync='rsp:4', codec='onebit', chunk_bytes=14000, **changes):
     return replace(ServerConfig(transfer_config(codec, chunk_bytes=chunk_bytes), sync,
                                 momentum=0.0, heartbeat_limit=3.0, patience=math.inf,
-                                drain_limit=math.inf, stop_limit=math.inf, capacities={},
-                                implausible=100.0), **changes)
+                                capacities={}, drain_limit=math.inf, stop_limit=math.inf),
+                   **changes)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from configs import server_config
 from fleet import Fleet
 from fleet_testing import mostly_long
 from rog_core.codecs import encode_ids, get_codec
@@ -210,7 +209,3 @@ def test_nothing_beyond_what_was_granted_opens_a_transfer(attempt, iteration):
     assert len(fleet.errors) == errors + 3
     fleet.errors.clear()
     check_end(fleet)
-
-
-def test_the_server_configuration_names_the_limit():
-    assert server_config().implausible == 100.0

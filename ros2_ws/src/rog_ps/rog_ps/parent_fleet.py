@@ -96,7 +96,7 @@ class ParentFleet:
         self._context = Context()
         ordered = node.create_guard_condition(self.go_on)
         with reaching(above):
-            require_key(above.key, above.open)
+            require_key(above.key, node.settings.security.open)
             self._context.init([], initialize_logging=False, domain_id=domain)
             self._worker = FleetWorker(node.settings, self._context, ordered.trigger)
         machine = worker_above(server, above.robot, self._worker.incarnation,

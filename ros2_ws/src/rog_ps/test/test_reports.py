@@ -31,9 +31,8 @@ def made():
 def machine():
     return Server(
         PARTITION, np.ones(PARTITION.elements, np.float32), 50,
-        ServerConfig(TransferConfig('row', 'onebit', 1.0, 1.0, 14000, 0.004), 'rsp:4',
-                     momentum=0.0, heartbeat_limit=3.0, patience=math.inf, drain_limit=math.inf,
-                     stop_limit=math.inf, capacities={}, implausible=100.0))
+        ServerConfig(TransferConfig('row', 'onebit'), 'rsp:4', momentum=0.0, heartbeat_limit=3.0,
+                     patience=math.inf, capacities={}))
 
 
 def register(machine, now):

@@ -83,7 +83,7 @@ def upstream_parameters(settings: ServerSettings) -> dict[str, Any]:
     return parameters(WorkerSettings(
         training=changed(settings.training, codec=above.codec, granularity=above.granularity),
         network=settings.network, heartbeat=settings.heartbeat, link=above.link,
-        security=SecurityConfig(key=above.key, open=above.open),
+        security=SecurityConfig(key=above.key, open=settings.security.open),
         power=PowerModel(computing=0.0, communicating=0.0, stalled=0.0),
         server_namespace=f'{above.namespace}/{SERVER}'))
 

@@ -3,9 +3,13 @@
 A norm bound and a trimmed mean limit the harm.
 """
 
+from unittest import mock
+
 import pytest
-from fleet_env.settings.fleet import ServerConfig
+from fleet_env.settings.base import changed
 from fleet_testing import mostly_long
+from rog_core.server import server
+from rog_core.server.push_filter import PushFilter
 from rog_sim.simulation import simulate
 from virtual_fleet import GOOD_LINK, Linear, fleet_of
 
@@ -13,14 +17,13 @@ from virtual_fleet import GOOD_LINK, Linear, fleet_of
 def trained(folder, sync, task, clip=0.0):
     """Return by how much the training raises the accuracy of robot4, an honest robot.
 
-    `server.implausible` is off.
+    The server refuses no push as implausible.
     """
     fleet = fleet_of(folder, sync, 0.4, (GOOD_LINK,) * 4, (0.5, 0.6, 0.7, 0.8), task=task,
                      learning_rate=0.2, evaluate_every=1000)
-    server = ServerConfig(implausible=0.0, clip=clip)
-    start = Linear(fleet.seed)
-    return simulate(fleet.model_copy(update={'server': server})).robots['robot4'].accuracy.after \
-        - start.evaluate(start.model())
+    start, fleet = Linear(fleet.seed), changed(fleet, server={'clip': clip})
+    with mock.patch.object(server, 'PushFilter', lambda _, *rest: PushFilter(0.0, *rest)):
+        return simulate(fleet).robots['robot4'].accuracy.after - start.evaluate(start.model())
 
 
 @pytest.fixture(scope='module')

@@ -21,11 +21,13 @@ import json
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fleet_env.durable import finite, read_file, write_whole
 from fleet_env.errors import RecordError, why_unread
-from fleet_env.records.events import SCHEMA, parse_fields
+from fleet_env.records.events import FIELDS, SCHEMA, Number, wrong_field
 
 SUMMARY_FILE = 'summary.json'
 _NAN = float('nan')
@@ -39,25 +41,29 @@ def _(help: str, unit: str = '', default: Any = 0) -> Any:
 class Accuracy:
     """The metric of the task, from 0 to 1; NaN (``null``) if it was not measured."""
 
-    clean: float = _('on unaltered data, before the shift', default=_NAN)
-    before: float = _('on shifted data, before adaptation', default=_NAN)
-    after: float = _('on shifted data, at the end', default=_NAN)
+    __pydantic_config__: ClassVar[ConfigDict] = FIELDS
+
+    clean: Number = _('on unaltered data, before the shift', default=_NAN)
+    before: Number = _('on shifted data, before adaptation', default=_NAN)
+    after: Number = _('on shifted data, at the end', default=_NAN)
 
 
 @dataclass(frozen=True)
 class RobotSummary:
     """What one robot did in the whole run."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = FIELDS
+
     iterations: int = _('iterations finished')
-    compute_s: float = _('computing', 's', 0.0)
-    communicate_s: float = _('pushing and pulling', 's', 0.0)
-    stall_s: float = _('waiting for others', 's', 0.0)
-    energy_j: float = _('electrical energy', 'J', 0.0)
+    compute_s: Number = _('computing', 's', 0.0)
+    communicate_s: Number = _('pushing and pulling', 's', 0.0)
+    stall_s: Number = _('waiting for others', 's', 0.0)
+    energy_j: Number = _('electrical energy', 'J', 0.0)
     bytes_sent: int = _('payload sent', 'B')
     bytes_received: int = _('payload received', 'B')
-    rows_pushed_mean: float = _('mean number of rows that a push transferred', default=0.0)
+    rows_pushed_mean: Number = _('mean number of rows that a push transferred', default=0.0)
     accuracy: Accuracy = Accuracy()
-    evaluations: list[tuple[float, int, float]] = field(default_factory=list, metadata={
+    evaluations: list[tuple[Number, int, Number]] = field(default_factory=list, metadata={
         'help': '(t_s, iteration, metric) of each evaluation while training', 'unit': ''})
 
 
@@ -65,14 +71,16 @@ class RobotSummary:
 class Summary:
     """The outcome of a run."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = FIELDS
+
     sync: str
     task: str
     seed: int
-    duration_s: float
+    duration_s: Number
     robots: dict[str, RobotSummary]
     fleet: str = ''
     notes: dict[str, Any] = field(default_factory=dict)
-    schema: str = SCHEMA
+    schema: Literal['rog-run/1'] = SCHEMA
     codec: str = ''
 
 
@@ -96,31 +104,11 @@ def read_summary(directory: str | PathLike[str]) -> Summary:
     """
     path = Path(directory) / SUMMARY_FILE
     try:
-        data = json.loads(read_file(path))
-    except (OSError, ValueError) as error:
+        return _SUMMARY.validate_json(read_file(path))
+    except ValidationError as error:
+        raise RecordError(f'cannot be read: {wrong_field(error)}', str(path)) from error
+    except OSError as error:
         raise RecordError(f'cannot be read: {why_unread(error, path)}', str(path)) from error
-    values = parse_fields(Summary, data, str(path))
-    values['robots'] = {name: _robot(entry, str(path)) for name, entry in values['robots'].items()}
-    return Summary(**values)
 
 
-def _robot(data: Any, file: str) -> RobotSummary:
-    nested = ('accuracy', 'evaluations')
-    values = parse_fields(RobotSummary, data, file, skip=nested)
-    entries = data.get('evaluations', [])
-    if not isinstance(entries, list):
-        raise RecordError(f'evaluations is {entries!r}, which is no list', file)
-    evaluations = []
-    for entry in entries:
-        if not (isinstance(entry, list) and len(entry) == 3
-                and all(isinstance(x, int | float) or x is None for x in entry)
-                and isinstance(entry[1], int)):
-            raise RecordError(f'evaluation {entry!r} is not [t_s, iteration, metric]', file)
-        t, iteration, metric = entry
-        evaluations.append((_number(t), iteration, _number(metric)))
-    accuracy = Accuracy(**parse_fields(Accuracy, data.get('accuracy', {}), file))
-    return RobotSummary(**values, accuracy=accuracy, evaluations=evaluations)
-
-
-def _number(value: float | None) -> float:
-    return _NAN if value is None else float(value)
+_SUMMARY = TypeAdapter(Summary)

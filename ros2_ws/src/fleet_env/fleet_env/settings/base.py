@@ -10,10 +10,18 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from fleet_env.errors import SettingError, did_you_mean
@@ -49,6 +57,17 @@ class Settings(BaseModel):
     """Base of all models: strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(frozen=True, extra='forbid', strict=True, allow_inf_nan=False)
+
+    # For each former setting that is a constant now: its value, and what to tell who gives another.
+    CONSTANTS: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+
+    @model_validator(mode='before')
+    @classmethod
+    def _without_constants(cls, values: Any) -> Any:
+        # the settings of an older run name them all
+        return {key: value for key, value in values.items()
+                if key not in cls.CONSTANTS or value != cls.CONSTANTS[key][0]} \
+            if cls.CONSTANTS and isinstance(values, dict) else values
 
     @field_validator('*', mode='before')
     @classmethod
@@ -260,7 +279,10 @@ def _sentence(model: type[Settings], error: Any, name: str) -> str:
     if kind == 'missing':
         return f'the key {name!r} is missing'
     if field is None:
-        return f'unknown key {name!r}; {suggestion(error["loc"][-1], owner.model_fields)}'
+        key = error['loc'][-1]
+        if key in owner.CONSTANTS:
+            return f'{name} is no setting any more: it {owner.CONSTANTS[key][1]}; delete it'
+        return f'unknown key {name!r}; {suggestion(key, owner.model_fields)}'
     if not field.description:  # sections have no description
         return f'{name} must be {_KINDS[dict]}, not {_shown(value)}'
     knob = _knob((), field, None)

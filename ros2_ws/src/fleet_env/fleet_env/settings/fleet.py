@@ -22,6 +22,9 @@ ROBOT: dict[str, Any] = {'pattern': '^[A-Za-z](_?[A-Za-z0-9])*_?$', 'max_length'
 class TrainingConfig(Settings):
     """The settings of the training: what is trained and how."""
 
+    CONSTANTS = {'importance_magnitude': (1.0, 'is always 1'),
+                 'importance_age': (1.0, 'is always 1')}
+
     task: str = _('rog_tasks.cruda:Cruda', 'class of the task',
                   pattern=r'^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$',
                   form='package.module:Class')
@@ -60,9 +63,6 @@ class TrainingConfig(Settings):
                      pattern=r'^([a-z0-9][a-z0-9._-]*)?$', form='convmlp-m, or empty')
     checksums: bool = _(False, 'robot and server log a checksum of the rows after every pull; both '
                                'must agree, which rog chaos checks')
-    importance_magnitude: float = _(1.0, "weight f1 of a gradient's magnitude in the importance of "
-                                         'its row', ge=0.0)
-    importance_age: float = _(1.0, "weight f2 of the age in a row's importance", ge=0.0)
 
 
 class ChannelConfig(Settings):
@@ -172,6 +172,10 @@ class NetworkConfig(ReachConfig):
 class ServerConfig(Settings):
     """The settings of the parameter server."""
 
+    CONSTANTS = {'device': ('cpu', "is always cpu: the server's rows are on the host"),
+                 'drain_limit': (5.0, 'is always 5 s'), 'stop_limit': (60.0, 'is always 60 s'),
+                 'implausible': (100.0, 'is always 100')}
+
     checkpoint_every: float = _(10.0, 'time between checkpoints, and shortest time between two '
                                       'versions of the model while training; 0: none', 's', ge=0.0)
     keep: int = _(3, 'number of newest checkpoints, and of newest versions of the model, to keep; '
@@ -180,14 +184,6 @@ class ServerConfig(Settings):
                              'others no longer wait for it; 0: four times the duration of an '
                              'iteration, at least heartbeat.limit; inf: never', 's',
                         ge=0.0, allow_inf_nan=True)
-    drain_limit: float = _(5.0, 'at the end of a run, longest time that a robot may take to finish '
-                                'its iteration, and then that the exact final model may take to '
-                                'reach it', 's', gt=0.0)
-    stop_limit: float = _(60.0, 'longest duration of the end of a run; the server then gives up '
-                                'robots that have not finished', 's', gt=0.0)
-    implausible: float = _(100.0, 'the server refuses a push whose norm exceeds this factor times '
-                                  "the usual norm, the median over the robots of the median of "
-                                  "each one's last 64 pushes; 0: never", ge=0.0)
     clip: float = _(0.0, 'largest norm of a push, as a factor of the median norm of the robots\' '
                          'pushes; the server drops the rest of the push. 0: no limit', ge=0.0)
 
@@ -205,12 +201,16 @@ class AccessConfig(Settings):
 class SecurityConfig(AccessConfig):
     """Who may take part in a fleet and control it."""
 
+    open: bool = _(False, 'allow traffic beyond this machine without a key, also to a parent '
+                          'fleet; this trusts everybody on the network')
     control: bool = _(True, 'let services and the parameter sync stop the run, save it, and change '
                             'its method')
 
 
 class UpstreamConfig(ReachConfig):
     """The parent fleet, in which this fleet's server is a robot (docs/howto/network.md)."""
+
+    CONSTANTS = {'open': (False, 'has become a part of security.open')}
 
     robot: str = _('', 'name of this fleet among the robots of its parent fleet; empty: no parent '
                        'fleet', empty=True,
@@ -224,7 +224,6 @@ class UpstreamConfig(ReachConfig):
                       'data', ge=0)
     key: str = _('', 'key file of this fleet as a robot of its parent fleet; relative to the fleet '
                      'file; empty: no key', empty=True)
-    open: bool = _(False, 'allow a parent fleet without a key beyond this machine')
     link: LinkConfig = LinkConfig(trace='')
 
 

@@ -21,27 +21,26 @@ class TransferConfig:
     ``granularity`` and ``codec`` must be the same on workers and server. ``buffers``: 'average' if
     all robots have the fleet's buffers, 'local' if each robot keeps its own (FedBN).
 
-    ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`. For
-    ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic``, see the arguments
+    For ``chunk_bytes`` (bytes), ``chunk_time`` (seconds) and ``traffic``, see the arguments
     ``max_chunk``, ``chunk_time`` and ``scale`` of `rog_core.transfer.link.RowLink`.
+    ``importance_magnitude``, ``importance_age``: see `rog_core.transfer.plan.importance`.
     """
 
     granularity: str
     codec: str
-    importance_magnitude: float
-    importance_age: float
-    chunk_bytes: int
-    chunk_time: float
+    chunk_bytes: int = 14000
+    chunk_time: float = 0.004
     traffic: float = 1.0
     buffers: str = 'average'
+    importance_magnitude: float = 1.0
+    importance_age: float = 1.0
 
     @classmethod
     def of(cls, settings: Any, traffic: float = 1.0) -> TransferConfig:
         """Make the configuration from ``settings.training`` and ``settings.network``."""
         training, network = settings.training, settings.network
-        return cls(training.granularity, training.codec, training.importance_magnitude,
-                   training.importance_age, network.chunk_bytes, network.chunk_time, traffic,
-                   training.buffers)
+        return cls(training.granularity, training.codec, network.chunk_bytes, network.chunk_time,
+                   traffic, training.buffers)
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,12 @@ class ServerConfig:
     momentum: float
     heartbeat_limit: float
     patience: float
-    drain_limit: float
-    stop_limit: float
     capacities: Mapping[str, float]
-    implausible: float
     clip: float = 0.0
     above: bool = False
+    drain_limit: float = 5.0
+    stop_limit: float = 60.0
+    implausible: float = 100.0
 
     @classmethod
     def of(cls, settings: Any, capacities: Mapping[str, float], traffic: float = 1.0
@@ -113,5 +112,4 @@ class ServerConfig:
         """
         return cls(TransferConfig.of(settings, traffic), settings.training.sync,
                    settings.training.momentum, settings.heartbeat.limit, settings.server.patience,
-                   settings.server.drain_limit, settings.server.stop_limit, dict(capacities),
-                   settings.server.implausible, settings.server.clip, bool(settings.upstream.robot))
+                   dict(capacities), settings.server.clip, bool(settings.upstream.robot))
