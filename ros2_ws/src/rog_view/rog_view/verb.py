@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 
@@ -36,24 +37,28 @@ def _port(text: str) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from fleet_link.key import read_key
-    from fleet_ros.ending import leave_at_exit
     from fleet_ros.exposure import key_file
     from fleet_ros.network_options import chosen_network, given_network, join_network
     from rog_core.errors import ConfigError
+
+    recorded: Path | None = options.path
+    if recorded is not None:
+        unused = ['key'] * bool(options.key) + sorted({*given_network(options)} - {'namespace'})
+        if unused:
+            raise ConfigError(f'--{unused[0].replace("_", "-")}: it is for a live fleet; leave it '
+                              f'out with {recorded}')
+    path = '' if recorded is not None else key_file(options.key)
+    key = read_key(path) if path else None
+    print('rog: makes the page: some seconds', file=sys.stderr, flush=True)
+    from fleet_ros.ending import leave_at_exit
 
     from .live import Live
     from .recorded import Recorded
     from .serve import serve
 
-    if options.path is not None:
-        unused = ['key'] * bool(options.key) + sorted({*given_network(options)} - {'namespace'})
-        if unused:
-            raise ConfigError(f'--{unused[0].replace("_", "-")}: it is for a live fleet; leave it '
-                              f'out with {options.path}')
-        serve(Recorded(options.path, chosen_network(options).namespace), options.host, options.port)
+    if recorded is not None:
+        serve(Recorded(recorded, chosen_network(options).namespace), options.host, options.port)
         return 0
-    path = key_file(options.key)
-    key = read_key(path) if path else None
     network = join_network(options, quiet=True)
     with Live(network.namespace, key) as live:
         serve(live, options.host, options.port)

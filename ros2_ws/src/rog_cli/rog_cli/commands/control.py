@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import sys
 import time
 from typing import Any
 
@@ -19,13 +20,14 @@ from rog_core.errors import RogError, shown
 from rog_msgs.srv import PinModel, SaveCheckpoint, SetSync, Stop
 from rog_ros.parameters import SERVER
 
-from ..display.view import Monitor
+from ..display.view import Monitor, place
 from .option_types import seconds
 
 SERVICES: dict[str, Any] = {'stop': Stop, 'save_checkpoint': SaveCheckpoint, 'set_sync': SetSync,
                             'pin_model': PinModel}
 SILENT_SERVER = 'the parameter server does not answer'
 HELP = 'rog doctor checks the network'
+QUIET = 1.0   # seconds after which a wait is said
 UNPROVED = ('; an answer was dropped that this key does not prove: somebody else offers its '
             'services, or it has another version')
 
@@ -68,21 +70,34 @@ def run(options: argparse.Namespace) -> int:
     key = read_key(path) if path else None
     with Monitor(join_network(options, quiet=True).namespace, key) as monitor:
         controls = Controls(monitor, key)
-        end = time.monotonic() + options.timeout
+        wait = _Wait(monitor, options.timeout)
         while reason := controls.unable():
-            _wait(monitor, end, reason)
+            wait.for_more(reason)
         service, values = options.call(options)
         future = controls.call(service, **values)
         while not future.done():
-            _wait(monitor, end, controls.silence)
+            wait.for_more(controls.silence)
         print(answer(future))
     return 0
 
 
-def _wait(monitor: Monitor, end: float, otherwise: str) -> None:
-    if time.monotonic() >= end:
-        raise ControlError(otherwise)
-    monitor.spin(0.02)
+class _Wait:
+    """Waits for the server, at most ``limit`` seconds in all, and says so after `QUIET`."""
+
+    def __init__(self, monitor: Monitor, limit: float) -> None:
+        self._monitor, self._limit, self._begin = monitor, limit, time.monotonic()
+        self._said = False
+
+    def for_more(self, otherwise: str) -> None:
+        """Receive messages for a moment; if no time is left, raise `ControlError` ``otherwise``."""
+        waited = time.monotonic() - self._begin
+        if waited >= self._limit:
+            raise ControlError(otherwise)
+        if waited > QUIET and not self._said:
+            self._said = True
+            print(f'rog: waiting for the parameter server in {place(self._monitor.namespace)}, at '
+                  f'most {self._limit:g} s', file=sys.stderr, flush=True)
+        self._monitor.spin(0.02)
 
 
 class Controls:

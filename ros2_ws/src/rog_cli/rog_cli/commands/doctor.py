@@ -11,6 +11,7 @@ import platform
 import shutil
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -94,19 +95,27 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 def _run(options: argparse.Namespace) -> int:
     fleet = load_fleet(options.fleet, [FLEETS]) if options.fleet else None
     network = chosen_network(options, fleet.network if fleet else None)
-    findings = list(examine(network, fleet, options.timeout))
+    listens = f', and listens for {options.timeout:g} s' * (options.timeout > 0)
+    print(f'rog: looks at this machine{listens}: about {options.timeout + 2:g} s', file=sys.stderr,
+          flush=True)
+    findings = []
+    for finding in examine(network, fleet, options.timeout):
+        findings.append(finding)
+        if not options.json:
+            _show(finding)
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        from rich.console import Console
-        from rich.markup import escape
-        console = Console(soft_wrap=True, highlight=False)
-        for finding in findings:
-            console.print(f'[{COLORS[finding.level]}]{finding.level:8}[/] {finding.what}: '
-                          + escape(finding.found))
-            if finding.change:
-                console.print(escape(f'         -> {finding.change}'))
     return int(any(finding.level == BAD for finding in findings))
+
+
+def _show(finding: Finding) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f'[{COLORS[finding.level]}]{finding.level:8}[/] {finding.what}: '
+                  + escape(finding.found))
+    if finding.change:
+        console.print(escape(f'         -> {finding.change}'))
 
 
 def examine(network: ReachConfig, fleet: FleetConfig | None, seconds: float) -> Iterator[Finding]:

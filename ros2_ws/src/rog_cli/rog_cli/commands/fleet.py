@@ -27,7 +27,7 @@ from fleet_ros.environment import dds_environment, domain_of, where_traffic_goes
 from fleet_ros.exposure import FLEET_KEY
 from rog_bringup import FLEETS
 from rog_core.errors import ConfigError
-from rog_tasks.errors import TaskFailed
+from rog_tasks.errors import TaskFailed, some
 from rog_tasks.task import check_task
 
 from ..display.recorder import check_bag, recorded
@@ -247,6 +247,7 @@ def run_fleet(processes: FleetProcesses, fleet: FleetConfig, interruption: Inter
         write_run_fleet(one, folder)
         if not processes.apart:
             print(f'{one.name}: ' * bool(below) + where_traffic_goes(one.network), flush=True)
+    print(f'starting {some(processes.names)}: some seconds', flush=True)
     try:
         with interruption.raised():
             processes.start_all()

@@ -141,6 +141,8 @@ def _export(options: argparse.Namespace) -> int:
     if kind == 'pt':
         content = _pickled(content)
     elif kind != 'safetensors':
+        print('rog: makes a program of the model: some seconds, for a large one minutes',
+              file=sys.stderr, flush=True)
         content = _with_code(store.folder.parent, file, kind)
     try:
         write_whole(options.to, content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    print(f'rog: reads {", ".join(map(str, options.directories))} and draws: some seconds',
+          file=sys.stderr, flush=True)
     from ..display.tracking import chosen_trackers, export
 
     trackers = chosen_trackers(options.tensorboard, options.mlflow)

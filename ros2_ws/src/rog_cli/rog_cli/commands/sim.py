@@ -23,7 +23,7 @@ from .task_failure import say_failure
 
 def add_to(verbs: argparse._SubParsersAction) -> None:
     """Declare the verb and its options."""
-    parser = verbs.add_parser('sim', help='run a fleet in virtual time: an hour in a minute')
+    parser = verbs.add_parser('sim', help='run a fleet in virtual time: an hour in some minutes')
     add_fleet_options(parser)
     parser.add_argument('--sync', metavar='S', help='synchronisation method, for example rsp:4; '
                         'docs/howto/method.md describes them all')
