@@ -48,7 +48,7 @@ _DENIED_IF_SHARED = re.compile('|'.join((
     # addresses in the form of offsets, strides or indices: unchecked, or of another memory layout
     'as_strided.*', '_reshape_alias.*', '_nested_view.*', r'_unsafe_(masked_)?index.*',
     '_index_put_impl', '_embedding_bag.*', '_jagged.*', '_padded_dense_to_jagged.*',
-    '_segment_reduce.*', '_?thnn_.*', r'_scaled_dot_product_(flash|efficient|cudnn|fused).*',
+    '_?segment_reduce.*', '_?thnn_.*', r'_scaled_dot_product_(flash|efficient|cudnn|fused).*',
 )))
 # Parts of what whole models call, which PyTorch on a robot with a GPU sends one by one.
 _NEEDED_ALONE = re.compile('_assert_async|unfold_backward|_nested_tensor_from_mask_left_aligned'

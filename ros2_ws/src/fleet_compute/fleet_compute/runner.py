@@ -180,6 +180,7 @@ class Tenant:
             self._made += 1
             found = Offer(self, self._made, Arena(descriptors[1], inputs, outputs))
             data = json.dumps({'offer': self._made, 'key': key}).encode()
+            self._socket.settimeout(self._patience)
             socket.send_fds(self._socket, [data], descriptors)
         finally:
             for descriptor in descriptors:
@@ -255,6 +256,7 @@ class _Common:
     definition: bytes
     members: dict[tuple[_Client, int], int] = field(default_factory=dict)   # descriptor of an arena
     arenas: dict[tuple[_Client, int], Arena] = field(default_factory=dict)
+    told: dict[tuple[_Client, int], bool] = field(default_factory=dict)     # whether it is shared
     computation: Computation | None = None
     refused: bool = False
     proved: bool = False    # whether a batch has given what its requests give alone
@@ -281,7 +283,8 @@ class _Request:
 class Runner:
     """Computes for the tenants that connect to `listener`; `load` makes computations.
 
-    `log(text)` says what is shared, and what cannot be.
+    `log(text)` says what is shared, and what cannot be. `serve` and `turn` raise what PyTorch
+    raises when this process can no longer use the device.
     """
 
     def __init__(self, listener: socket.socket, device: torch.device, load: Load,
@@ -302,14 +305,22 @@ class Runner:
         """Take the messages that have come, and compute once; `wait`: for a message."""
         for key, _ in self._selector.select(None if wait and not self._waiting else 0):
             if key.data is None:
-                client = _Client(self._listener.accept()[0])
-                self._selector.register(client.socket, selectors.EVENT_READ, client)
+                self._accept()
             else:
                 self._receive(key.data)
         if self._waiting:
             self._compute()
 
     # -- messages --------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            client = _Client(self._listener.accept()[0])
+        except OSError as error:    # no file descriptor is left: who comes waits until one goes
+            self._log(f'programs compute alone: {error}')
+            self._selector.unregister(self._listener)
+        else:
+            self._selector.register(client.socket, selectors.EVENT_READ, client)
 
     def _receive(self, client: _Client) -> None:
         descriptors: list[int] = []
@@ -326,9 +337,9 @@ class Runner:
                     time.monotonic()))
             else:
                 self._forget(client, message['forget'])
-        except ConnectionError:     # it has ended without reading all
+        except ConnectionError:     # it has gone, and has not read all
             self._leave(client)
-        except (OSError, ValueError, KeyError, TypeError) as error:   # this tenant is at fault
+        except Exception as error:  # of this tenant, whatever it is: the others stay
             self._log(f'a program computes alone: {type(error).__name__}: {error}')
             self._leave(client)
         finally:
@@ -341,17 +352,16 @@ class Runner:
         if number in client.offers or len(client.offers) >= MOST_OFFERS or size > MOST_BYTES:
             raise ValueError(f'at most {MOST_OFFERS} offers of {MOST_BYTES} bytes, each of its own '
                              'number')
-        common = self._commons.get(key)
-        if common is None:
-            common = self._commons[key] = _Common(key, os.pread(definition, size, 0))
-        client.offers[number] = common
+        common = self._commons.get(key) or _Common(key, os.pread(definition, size, 0))
         common.members[client, number] = os.dup(arena)
+        client.offers[number] = self._commons[key] = common
         self._tell(common)
 
     def _forget(self, client: _Client, number: int) -> None:
         common = client.offers.pop(number)
         os.close(common.members.pop((client, number)))
         common.arenas.pop((client, number), None)
+        common.told.pop((client, number), None)
         if not common.members:
             self._commons.pop(common.key, None)
         self._tell(common)
@@ -363,6 +373,8 @@ class Runner:
         self._waiting = deque(r for r in self._waiting if r.client is not client)
         for number in list(client.offers):
             self._forget(client, number)
+        if self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _tell(self, common: _Common) -> None:
         """Load what has got a second tenant; tell all tenants of an offer whether it is shared."""
@@ -379,7 +391,10 @@ class Runner:
             common.computation, common.proved, common.parts = None, False, Parts()
             common.arenas.clear()
         for client, number in list(common.members):
-            self._say(client, shared=number, on=on and self._mapped(common, (client, number)))
+            now = on and self._mapped(common, (client, number))
+            if common.told.get((client, number)) is not now and self._say(
+                    client, shared=number, on=now):
+                common.told[client, number] = now
 
     def _mapped(self, common: _Common, member: tuple[_Client, int]) -> bool:
         computation = common.computation
@@ -393,9 +408,12 @@ class Runner:
             return False
         return True
 
-    def _say(self, client: _Client, **fields: Any) -> None:
-        with contextlib.suppress(OSError):      # it has ended, or does not read
+    def _say(self, client: _Client, **fields: Any) -> bool:
+        try:
             client.socket.send(json.dumps(fields).encode(), socket.MSG_DONTWAIT)
+        except OSError:     # it has ended, or does not read
+            return False
+        return True
 
     # -- computing -------------------------------------------------------------------------------
 
@@ -417,6 +435,7 @@ class Runner:
         computation = common.computation
         arenas = [common.arenas.get((r.client, r.number)) for r in requests]
         if computation is None or any(arena is None for arena in arenas):
+            self._tell(common)      # who asks has read its messages, so it hears this one
             return ['it is not shared'] * len(requests)
         if len(requests) > 1:
             try:
@@ -443,6 +462,8 @@ class Runner:
             with torch.inference_mode():
                 _keep(arena, self._apply(common, 1)(computation, self._placed(arena)))
         except Exception as error:  # the tenant computes itself, and meets the error
+            if self._device.type == 'cuda':
+                torch.cuda.synchronize(self._device)    # raises if the error has broken the GPU
             return f'{type(error).__name__}: {error}'
         return ''
 

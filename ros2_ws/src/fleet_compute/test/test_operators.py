@@ -37,7 +37,8 @@ def test_no_computed_operator_speaks_of_files_code_or_addresses(word):
 @pytest.mark.parametrize('name', ['aten.from_file.default', 'aten.empty.memory_format',
                                   'aten.new_empty.default', 'aten.relu_.default',
                                   'aten.nonzero.default', 'aten._reshape_alias.default',
-                                  'aten.item.default', 'aten.resize.default'])
+                                  'aten.item.default', 'aten.resize.default',
+                                  'aten.segment_reduce.default'])
 def test_what_a_server_never_computes(name):
     assert refusal(find(name))
 

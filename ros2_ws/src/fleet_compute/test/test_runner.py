@@ -5,8 +5,10 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,7 +46,7 @@ class Place:
         self.path, self.said, self.loaded = folder / 'runner', [], []
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(self.path))
-        self.listener.listen(16)
+        self.listener.listen(1000)      # a full queue refuses who comes
         self.runner = Runner(self.listener, torch.device(device), self.load, self.said.append)
         self.tenants = []
 
@@ -130,10 +132,17 @@ def test_what_two_tenants_offer_is_shared_until_one_of_them_goes(place):
     for tenant in place.tenants:
         tenant.look()
     assert first.shared and second.shared and not other.shared and len(place.loaded) == 1
+    said = [*place.said]
     place.tenants[1].close()
     place.turn()
     place.tenants[0].look()
     assert not first.shared
+    place.tenant().close()
+    offered(place.tenant())
+    place.turn()
+    place.tenants[-1].close()       # what it was told is unread
+    place.turn()
+    assert place.said[len(said):] == [said[0]]      # they shared again, and that was all
 
 
 @pytest.mark.parametrize('place', ['cpu', GPU], indirect=True)
@@ -251,6 +260,92 @@ def test_memory_that_could_shrink_is_not_mapped(place, wrong):
     while 'done' not in message:
         message = json.loads(bad._socket.recv(1 << 12))
     assert message['error']
+
+
+@pytest.fixture
+def no_descriptors(place):
+    """Return a function after whose call this process gets only `left` more file descriptors."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+
+    def take(left):
+        highest = os.dup(place.listener.fileno())
+        held.append(highest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(highest))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + left, limits[1]))
+
+    def give():
+        for descriptor in held:
+            os.close(descriptor)
+        held.clear()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    take.give = give
+    yield take
+    give()
+
+
+@pytest.mark.parametrize(('moment', 'left'), [
+    ('a tenant comes', 0), ('it offers', 0), ('it offers', 1), ('it offers', 2), ('it offers', 3)])
+def test_without_file_descriptors_the_others_stay(place, no_descriptors, moment, left):
+    offers = pair(place)
+    late = place.tenant()
+    if moment == 'it offers':
+        place.turn()
+        offered(late)
+    no_descriptors(left)
+    place.turn()
+    asked(offers[0], 5)
+    place.turn()
+    assert answered(offers[0])['error'] == '' and right(offers[0], 5)
+    no_descriptors.give()
+    offers[1]._tenant.close()       # now there are some again
+    place.turn()
+    late.look()
+    if late.lost:
+        late = place.tenant()
+    last = offered(late)
+    place.turn()
+    late.look()
+    assert last.shared
+
+
+@pytest.mark.parametrize('read', [0, 1])
+def test_a_tenant_that_has_not_read_for_long_learns_what_is_shared(place, read):
+    """Its socket is full then: the last message that it gets says that it shares, or does not."""
+    idle = offered(place.tenant())
+    place.turn()
+    for _ in range(read):
+        answered(idle)
+    for _ in range(500):
+        other = Tenant(place.path, LIMIT)
+        offered(other)
+        place.turn()
+        other.close()
+        place.turn()
+    idle._tenant.look()
+    if idle.shared:
+        asked(idle, 0)
+        place.turn()
+        idle._tenant.look()
+        assert not idle.shared
+    busy = offered(place.tenant())
+    place.turn()
+    for offer in (idle, busy):
+        offer._tenant.look()
+        assert offer.shared
+
+
+def test_a_runner_whose_device_is_broken_ends(place, monkeypatch):
+    def synchronize(device):
+        raise RuntimeError('CUDA error: device-side assert triggered')
+    offers = pair(place)
+    monkeypatch.setattr(torch.cuda, 'synchronize', synchronize)
+    place.runner._device = SimpleNamespace(type='cuda')     # no tensor can move there
+    asked(offers[0], 1)
+    with pytest.raises(RuntimeError, match='device-side assert'):
+        place.turn()
 
 
 def test_a_tenant_offers_a_bounded_number(place):

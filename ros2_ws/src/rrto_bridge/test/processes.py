@@ -59,6 +59,7 @@ class Domain:
         left = [process for process in self.processes if process.poll() is None]
         for process in left:
             process.terminate()
+            process.send_signal(signal.SIGCONT)     # a stopped process ends only then
         for process in left:
             process.communicate(timeout=LIMIT)
 
