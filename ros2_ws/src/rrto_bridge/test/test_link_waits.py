@@ -103,3 +103,18 @@ def test_a_program_that_ends_sends_no_weights_to_another_server(ends):
     connection._lost = lost
     assert connection._found() == connection.returning == (not ends)
     assert len(closed) == ends
+
+
+def test_a_server_that_cannot_take_over_is_not_asked_all_the_time(link, monkeypatch):
+    now, looks, asked = [0.0], [], []
+    timer = SimpleNamespace(cancel=lambda: looks.clear())
+    link._wanted = ''
+    link.node = SimpleNamespace(create_timer=lambda _, look: looks.append(look) or timer)
+    monkeypatch.setattr(shell, 'servers', lambda node: ['other'])
+    monkeypatch.setattr(shell, 'time', SimpleNamespace(monotonic=lambda: now[0]))
+    link.watch(lambda: asked.append(now[0]) or len(asked) == 3)
+    now[0] = 1.0
+    while looks and now[0] < 60:
+        looks[0]()
+        now[0] += 0.25
+    assert asked == [1.0, 3.0, 5.0] and not looks

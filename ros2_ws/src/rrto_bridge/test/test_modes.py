@@ -7,6 +7,7 @@ import pytest
 import remote
 import torch
 from fleet_testing import mostly_long
+from rrto_bridge.protocol.errors import UnknownOperator
 from torch import nn
 
 LAYERS = 5
@@ -132,7 +133,7 @@ def test_what_makes_old_values_is_fetched_before_it_is_too_long(monkeypatch):
     assert engine.journal.depth < 400
 
 
-@pytest.mark.parametrize('lives', [0, 3, 9, 25])
+@pytest.mark.parametrize('lives', [0, 4, 9, 25])
 def test_the_server_that_is_back_may_be_lost_again(lives, capsys):
     special = [*PLAIN, {'keep': 1}, *PLAIN, {'branch': 2}, {}]
     expected = program('cpu', special)
@@ -189,6 +190,33 @@ def test_a_server_that_is_back_replays_the_first_inference():
             waits = found.port.waits
             torch.testing.assert_close(y.cpu(), plain(x[k]))
             assert found.port.waits == waits + 1 and found.inferences == k - 19
+
+
+def test_the_next_server_may_lack_an_operator(monkeypatch):
+    from rrto_bridge.execution import context, executor
+    lost = remote.start('replay', 20, journal=True)
+    found = remote.another('replay')
+    own, x = torch.nn.Linear(4, 4).cuda(), torch.rand(3, 4)
+
+    def infer(function):
+        with torch.no_grad():
+            return function(own(x.cuda())).cpu()
+    plain = copy.deepcopy(own).cpu()
+    for _ in range(30):
+        torch.testing.assert_close(infer(torch.tanh), plain(x).tanh())
+    resolve = context.resolve
+
+    def lacking(op):
+        if op == 'aten.tanh.default':
+            raise UnknownOperator(f'PyTorch 0.1 has no operator {op}')
+        return resolve(op)
+    monkeypatch.setattr(context, 'resolve', lacking)
+    monkeypatch.setattr(executor, 'resolve', lacking)
+    assert lost.port.back()
+    for function in (torch.tanh, torch.relu):
+        for _ in range(8):
+            torch.testing.assert_close(infer(function), function(plain(x)))
+    assert remote.device().connection.engine is found and found.inferences
 
 
 @pytest.mark.parametrize(('mode', 'lives'), [('async', 0), ('replay', 9), ('replay', 12)])

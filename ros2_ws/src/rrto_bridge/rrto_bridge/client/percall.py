@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..protocol.errors import UnknownOperator
 from ..protocol.operators import form, overload
 from ..protocol.record import GIVEN, HTOD, SEEDING, Call, Meta, Special
-from ..protocol.requests import RANDOM
+from ..protocol.requests import FORMS, RANDOM
 from ..protocol.sequence import Step
 from .journal import Journal
 from .machine import Awaited, Ticket
@@ -84,6 +84,15 @@ class PerCall:
         if op not in self._introduced and op != SEEDING:
             self.machine.introduce(op, form(overload(op.removeprefix('aten.'))))
             self._introduced.add(op)
+
+    def has(self, ops: set[str]) -> set[str]:
+        """Return the operators that the server has as the program has them."""
+        names = sorted(ops)
+        has = self.settle(self.machine.request((FORMS, tuple(
+            (op, form(overload(op.removeprefix('aten.')))) for op in names))))
+        found = {op for op, one in zip(names, has, strict=True) if one}
+        self._introduced |= found
+        return found
 
     def upload(self, meta: Meta, data: Any, weight: bool) -> int:
         """Copy bytes to the device.

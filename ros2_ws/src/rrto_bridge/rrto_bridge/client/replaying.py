@@ -39,6 +39,7 @@ class Replaying(PerCall):
         self.defined: Sequence | None = None   # the sequence that was last sent to the server
         # Handles that the program has dropped since `_note_closed` last recorded a run.
         self._dropped: set[int] = set()
+        self._inherited: list[Sequence] = []
         self._round_trips = 0   # `machine.round_trips` after the last replayed inference
 
     @property
@@ -160,14 +161,21 @@ class Replaying(PerCall):
             self.journal.freed(handle)
         self._dropped.clear()
 
-    def adopt(self, lost: PerCall, metas: dict[int, Meta]) -> None:
-        """Go on with the sequences of a lost server.
+    def inherit(self, lost: PerCall) -> None:
+        """Find out which sequences of a lost server have only operators that this server has."""
+        if isinstance(lost, Replaying):
+            former = [(sequence, {step.op for step in sequence.steps} - {HTOD, DTOH, SEEDING})
+                      for sequence in lost.replay.former]
+            has = self.has(set().union(*(ops for _, ops in former)))
+            self._inherited = [sequence for sequence, ops in former if ops <= has]
+
+    def adopt(self, metas: dict[int, Meta]) -> None:
+        """Go on with the sequences of a lost server, see `inherit`.
 
         `metas`: those of the program's tensors, which have the same handles here.
         """
-        if isinstance(lost, Replaying):
-            self._metas.update(metas)
-            self._act(self.replay.adopt(lost.replay.former))
+        self._metas.update(metas)
+        self._act(self.replay.adopt(self._inherited))
 
     def _decide(self, call: Call, data: Any = None) -> Decision:
         decision = self.replay.call(call, data)

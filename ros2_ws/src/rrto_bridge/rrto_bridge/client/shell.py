@@ -69,6 +69,7 @@ ASKED = 6
 # seconds to wait after the server has ended: the same Ctrl+C may also end this program
 GRACE = 0.5
 LOOK = 0.25           # seconds between searches for a server, after the server was lost
+AGAIN = 2.0     # seconds until the next attempt, after a server that was found did not take over
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
@@ -372,10 +373,17 @@ class Link(Port):
 
         Use this method after the server is lost. The node's thread calls `back`.
         """
+        rest = 0.0      # time before which there is no other attempt
+
         def look() -> None:
+            nonlocal rest
+            if time.monotonic() < rest:
+                return
             names = servers(self.node)
-            if (self._wanted in names if self._wanted else names) and back():
-                timer.cancel()
+            if self._wanted in names if self._wanted else names:
+                if back():
+                    timer.cancel()
+                rest = time.monotonic() + AGAIN
 
         timer = self.node.create_timer(LOOK, look)
 

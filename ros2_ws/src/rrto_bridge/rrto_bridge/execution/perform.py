@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from ..protocol.actions import Value
-from ..protocol.errors import OutOfMemory, RemoteError, described
+from ..protocol.errors import OutOfMemory, Refused, RemoteError, described
 from ..protocol.operators import operator, resolve
 from ..protocol.record import DTOH, HTOD, Meta, metas
 from ..protocol.requests import (
     FIND,
     FORM,
+    FORMS,
     FREE,
     KEEP,
     KINDS,
@@ -189,6 +190,18 @@ class Performer:
             raise RemoteError('a form must be a tuple of strings')
         self.context.introduce(op, form)
 
+    def _forms(self, forms: tuple[Any, ...]) -> tuple[bool, ...]:
+        """Return for each (operator, form) whether calls need no other treatment here."""
+        return tuple([self._has(*one) for one in forms])
+
+    def _has(self, op: str, form: tuple[Any, ...]) -> bool:
+        _check(FORM, (op, form), (str, tuple))
+        try:
+            self._form(op, form)
+        except Refused:
+            return False
+        return op not in self.context.altered
+
     def _seed(self, seed: int) -> None:
         self.context.seed(seed)
 
@@ -212,6 +225,7 @@ _ITEMS: dict[str, tuple[Any, tuple[type, ...]]] = {
     RANDOM: (Performer._random, (memoryview,)),
     SEED: (Performer._seed, (int,)),
     FORM: (Performer._form, (str, tuple)),
+    FORMS: (Performer._forms, (tuple,)),
     QUERY: (Performer._query, (str,)),
 }
 

@@ -160,6 +160,8 @@ class Connection:
             found.settle(found.machine.synchronize())
             if lost.port.ending:
                 raise LinkError('the program ends')
+            if isinstance(found, Replaying):
+                found.inherit(lost)
             prepare(lost.journal, found)
         except OutOfMemory:
             pass                # `resume` says so
@@ -191,7 +193,7 @@ class Connection:
             found.machine.follow(self.engine.machine)
             migrate(context, found)
             if isinstance(found, Replaying):
-                found.adopt(lost, {h: meta_of(t) for h, t in context.tensors.items()})
+                found.adopt({h: meta_of(t) for h, t in context.tensors.items()})
         except RrtoError as error:
             found.port.close()
             print(f'rrto: {error}; staying on this machine', file=sys.stderr)

@@ -14,8 +14,8 @@ from .record import Meta
 from .sequence import ROLES, Sequence, Step
 
 # Kinds of items other than calls and replay actions.
-FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM, FORM = (
-    'free', 'seed', 'query', 'find', 'keep', 'memory', 'random', 'form')
+FREE, SEED, QUERY, FIND, KEEP, MEMORY, RANDOM, FORM, FORMS = (
+    'free', 'seed', 'query', 'find', 'keep', 'memory', 'random', 'form', 'forms')
 
 _KINDS: dict[str, Any] = {'forget': Forget, 'start': Start, 'more': More, 'switch': Switch,
                           'abandon': Abandon, 'finish': Finish}
