@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import pytest
 import remote
 import torch
+from fleet_compute.batch import together
 from fleet_compute.runner import Offer, Runner, Tenant
 from fleet_testing import LIMIT, Lines, eventually
 from processes import Domain, children
@@ -180,6 +181,72 @@ def test_two_results_and_two_inputs(shared):
     assert shared.runs
 
 
+def test_a_result_that_was_enlarged_is_a_weight_like_any_other(shared):
+    rows = torch.rand(70, 8)
+    plain, own = torch.empty(0), torch.empty(0, device='cuda')
+    for made in (plain, own):
+        places = torch.empty(0, dtype=torch.int64, device=made.device)
+        torch.max(rows.to(made.device), 1, out=(made, places))
+
+    def infer(weight, k):
+        return (torch.full((70,), float(k)).to(weight.device) + weight).cpu()
+    for turn in range(2):
+        runs = shared.runs
+        for k in range(4 * AFTER):
+            torch.testing.assert_close(infer(own, k), infer(plain, k))
+        assert shared.runs > runs
+        plain.add_(1), own.add_(1)
+    for made in (plain, own):       # once more
+        torch.max(torch.eye(99).to(made.device), 1, out=(made, torch.empty_like(
+            made, dtype=torch.int64)))
+    torch.testing.assert_close(own.cpu(), plain)
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        torch.manual_seed(0)
+        self.dropout, self.gru = dropout, nn.GRU(16, 8, 2, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.dropout)
+        return self.head(self.gru(y.flatten(1, 2))[0])
+
+
+def test_attention_and_recurrent_layers_are_shared_unless_they_draw(shared):
+    alike(Attention(0.0).train(), Attention(0.0).train().cuda())
+    assert shared.runs
+    runs, own = shared.runs, Attention(0.5).train().cuda()
+    results = [own(image(0).cuda()).cpu() for _ in range(3 * AFTER)]
+    assert shared.runs == runs and not torch.equal(results[-1], results[-2])
+
+
+def test_an_operator_that_gives_another_type_in_a_batch_is_not_batched(shared, monkeypatch):
+    definitions, offer = [], Tenant.offer
+    monkeypatch.setattr(Tenant, 'offer', lambda tenant, *rest: definitions.append(rest[1]) or offer(
+        tenant, *rest))
+    x, pairs = torch.full((2, 2), 9, dtype=torch.uint8), torch.full((3, 2, 2), 9, dtype=torch.uint8)
+
+    def infer(x, pairs):
+        return torch.addbmm(x, pairs, pairs).float().cpu()     # overflows as uint8 only
+    for _ in range(2 * AFTER):
+        torch.testing.assert_close(infer(x.cuda(), pairs.cuda()), infer(x, pairs))
+    computation = load(definitions[0], shared.port.performer.weights, CPU, {})
+    with torch.inference_mode():
+        torch.testing.assert_close(computation(x, pairs)[0], infer(x, pairs))
+        with pytest.raises(TypeError, match='a batch gives'):
+            together(computation, [[x, pairs], [x, pairs]])
+
+
+def test_a_program_that_is_alone_computes_no_digests(shared, monkeypatch):
+    monkeypatch.setattr(shared.port.performer.replay.sharing, '_path', Path('nobody'))
+    values = []
+    monkeypatch.setattr(Sharing, '_value', lambda *arguments: values.append(arguments))
+    alike(*both())
+    assert not values
+
+
 def test_a_random_sequence_is_not_shared(shared):
     own = Net().cuda()
     for k in range(3 * AFTER):
@@ -196,6 +263,26 @@ def test_a_sequence_that_changes_what_stays_is_not_shared(shared):
             count += 1
             torch.testing.assert_close(y.cpu(), plain(image(k)))
     assert count.item() == 3 * AFTER and not shared.runs
+
+
+@pytest.mark.parametrize('name', ['cudnn_batch_norm', 'batch_norm_update_stats'])
+def test_statistics_change_also_where_no_schema_says_so(shared, name):
+    """PyTorch with CUDA calls the one in training; `SyncBatchNorm` the other."""
+    states = [[torch.zeros(3, device=device), torch.ones(3, device=device)]
+              for device in ('cpu', 'cuda')]
+
+    def infer(state, x):
+        if name == 'batch_norm_update_stats':
+            return torch.batch_norm_update_stats(x, *state, 0.1)[0].cpu()
+        function = torch.native_batch_norm if x.device.type == 'cpu' else torch.cudnn_batch_norm
+        one = torch.ones(3).to(x.device)
+        return function(x, one, one, *state, True, 0.1, 1e-5)[0].cpu()
+    for k in range(3 * AFTER):
+        expected, found = (infer(state, image(k).to(state[0].device)) for state in states)
+        torch.testing.assert_close(found, expected)
+    for expected, found in zip(*states, strict=True):
+        torch.testing.assert_close(found.cpu(), expected)
+    assert not shared.runs
 
 
 def test_an_input_that_fails_raises_what_it_raises_alone(shared):

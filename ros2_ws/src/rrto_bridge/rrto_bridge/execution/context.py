@@ -66,7 +66,7 @@ class Context:
         self.generator = torch.Generator(device) if generator is None else generator
         self.inlets: Inlets | None = None  # encodes what is sent to the client
         # Digests of the bytes of tensors, by handle, as long as the tensors contain these bytes;
-        # and the handles of these tensors, by the address of their storage.
+        # and the handles of these tensors, by their storage.
         self.digests: dict[int, str] = {}
         self._digested: dict[int, list[int]] = {}
         self._shelved: dict[int, tuple[Meta, Any]] = {}     # tensors in host memory, see `shelve`
@@ -74,15 +74,15 @@ class Context:
         self.altered: set[str] = set()
         self._calls: dict[str, Callable[..., Any]] = {SEEDING: self._seeding}
         self._failed: list[tuple[int, Failed]] = []   # (first handle of a failed call, error)
-        # maps the address of a storage to [number of tensors, bytes]
+        # maps a storage, see `_storage`, to [number of tensors, bytes]
         self._storages: dict[int, list[int]] = {}
-        self._addresses: dict[int, int] = {}        # maps a handle to a storage's address
+        self._storage_of: dict[int, int] = {}       # maps a handle to a storage
 
     def close(self) -> None:
         """Free all tensors."""
         self.tensors.clear()
         self._storages.clear()
-        self._addresses.clear()
+        self._storage_of.clear()
         self.digests.clear()
         self._digested.clear()
         self._shelved.clear()
@@ -97,13 +97,13 @@ class Context:
         added.
         """
         self.free(handle)
-        address = tensor.untyped_storage().data_ptr()
-        entry = self._storages.get(address)
+        storage = _storage(tensor)
+        entry = self._storages.get(storage)
         if entry is None:
-            entry = self._storages[address] = [0, self.charge(tensor)]
+            entry = self._storages[storage] = [0, self.charge(tensor)]
         entry[0] += 1
         self.tensors[handle] = tensor
-        self._addresses[handle] = address
+        self._storage_of[handle] = storage
 
     def charge(self, tensor: torch.Tensor) -> int:
         """Count a tensor's memory as memory of the client; return the number of bytes.
@@ -136,13 +136,13 @@ class Context:
         self._shelved.pop(handle, None)
         if self.tensors.pop(handle, None) is None:
             return
-        address = self._addresses.pop(handle)
-        entry = self._storages[address]
+        storage = self._storage_of.pop(handle)
+        entry = self._storages[storage]
         entry[0] -= 1
         if not entry[0]:
             self.used -= entry[1]
-            del self._storages[address]
-            self._digested.pop(address, None)
+            del self._storages[storage]
+            self._digested.pop(storage, None)
 
     def tensor(self, handle: int) -> torch.Tensor:
         """Return the tensor of a handle; raises Missing."""
@@ -159,11 +159,11 @@ class Context:
     def mark(self, handle: int, digest: str) -> None:
         """Record the digest of the bytes of a tensor; a change of the tensor forgets it."""
         self.digests[handle] = digest
-        self._digested.setdefault(self._addresses[handle], []).append(handle)
+        self._digested.setdefault(self._storage_of[handle], []).append(handle)
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """Forget the digests of all tensors that share memory with one that is changed."""
-        for handle in self._digested.pop(tensor.untyped_storage().data_ptr(), ()):
+        for handle in self._digested.pop(_storage(tensor), ()):
             self.digests.pop(handle, None)
 
     def shelve(self, handle: int, meta: Meta, data: Any) -> None:
@@ -171,7 +171,7 @@ class Context:
 
         A tensor that shares its memory stays where it is.
         """
-        if self._storages[self._addresses[handle]][0] == 1:
+        if self._storages[self._storage_of[handle]][0] == 1:
             digest = self.digests[handle]
             self.free(handle)
             self._shelved[handle], self.digests[handle] = (meta, data), digest
@@ -194,8 +194,8 @@ class Context:
         The number counts the tensors that share this memory; the key is their lowest handle.
         """
         size = self.tensor(handle).untyped_storage().nbytes()
-        address = self._addresses[handle]
-        sharers = [h for h, other in self._addresses.items() if other == address]
+        storage = self._storage_of[handle]
+        sharers = [h for h, other in self._storage_of.items() if other == storage]
         return (min(sharers), size, len(sharers)) if size else (handle, 0, 1)
 
     def failed(self, first: Any, kind: str, text: str) -> None:
@@ -271,8 +271,9 @@ class Context:
         args = tuple([self._value(a, given) for a in arguments])
         kwargs = {_name(k): self._value(v, given) for k, v in keywords}
         result = call(*args, **kwargs)
-        if 'out' in kwargs:
-            self._moved((arguments, keywords))
+        for name, value in keywords:
+            if name in places:
+                self._resized(value)
         made: list[torch.Tensor] = []
         described = () if result is None else _describe(result, given, made)
         added = 0
@@ -345,16 +346,22 @@ class Context:
 
         return call
 
-    def _moved(self, value: Any) -> None:
-        """Count memory again for the arguments whose storage an `out=` operator has replaced."""
+    def _resized(self, value: Any) -> None:
+        """Count memory again for a result that the caller gave (`out=`), which may be larger now.
+
+        Raises OutOfMemory; then this tensor is freed.
+        """
         if type(value) is Ref:
-            tensor = self.tensors[value.handle]
-            if tensor.untyped_storage().data_ptr() != self._addresses[value.handle]:
+            entry = self._storages[self._storage_of[value.handle]]
+            more = self.tensors[value.handle].untyped_storage().nbytes() - entry[1]
+            try:
+                entry[1] += self.reserve(more)
+            except OutOfMemory:
                 self.free(value.handle)
-                self.add(value.handle, tensor)
+                raise
         elif type(value) is tuple:
             for item in value:
-                self._moved(item)
+                self._resized(item)
 
     def _value(self, value: Any, given: list[torch.Tensor]) -> Any:
         kind = type(value)
@@ -368,6 +375,12 @@ class Context:
         if kind in (Meta, memoryview):
             raise RemoteError(f'an argument must not be a {kind.__name__}')
         return value
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return what names a tensor's storage as long as it exists, also if its memory is replaced."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
 
 
 @lru_cache(4096)

@@ -27,7 +27,7 @@ from ..protocol.requests import from_item, to_item
 from ..protocol.sequence import Own, Sequence, Step, substitute
 from ..protocol.tensors import DTYPES, dense, meta_of, pack, size_of, to_device, to_host, unpack
 from ..protocol.wire import decode, encode
-from .context import Context
+from .context import Context, default_generator
 from .executor import ContextExecutor
 from .kernels import UNINITIALISED
 from .plan import Plan, run_operator
@@ -112,7 +112,7 @@ class Sharing:
     def _offer(self, plan: Plan) -> _Offered:
         """Raises Refused if the sequence cannot be shared, RemoteError, and OSError."""
         context = self._context
-        if self._tenant is None:
+        if self._tenant is None:    # first: a program that is alone computes no digests
             self._tenant = Tenant(self._path, self._patience)
         tensors = [context.tensor(handle) for handle in plan.persistent]
         check(plan, tensors, context.altered)
@@ -147,7 +147,7 @@ class Sharing:
         size = size_of(meta)
         if digest and size >= KEPT and self._weights.find(digest, size) is not None:
             return meta, digest
-        meta, data = pack(to_host(tensor))
+        meta, data = pack(to_host(tensor).clone())     # no `out=` can enlarge what NumPy has seen
         if not digest:
             digest = hashlib.sha256(data).hexdigest()
             self._context.mark(handle, digest)
@@ -248,7 +248,7 @@ def check(plan: Plan, tensors: Items[torch.Tensor], altered: Items[str] | set[st
         why = refusal(function, changes=True) if base not in UNINITIALISED else ''
         if step.wanted or step.op in altered or None in step.metas:
             why = 'has results that depend on values'
-        if torch.Tag.nondeterministic_seeded in function.tags:
+        if _draws(function, step):
             why = 'draws random numbers'
         if why:
             raise Refused(f'{step.op} {why}')
@@ -263,6 +263,17 @@ def check(plan: Plan, tensors: Items[torch.Tensor], altered: Items[str] | set[st
     forms(sequence)
 
 
+def _draws(function: Any, step: Step) -> bool:
+    """Return whether a call draws random numbers; attention and recurrent layers may do so."""
+    if torch.Tag.nondeterministic_seeded not in function.tags:
+        return False
+    arguments = function._schema.arguments
+    given = {a.name: a.default_value for a in arguments}
+    given |= dict(zip(given, step.arguments, strict=False)) | dict(step.keywords)
+    dropout = given.get('dropout_p', given.get('dropout'))
+    return not (dropout == 0 or dropout is not None and given.get('train') is False)
+
+
 class _Loaded:
     """A sequence in the runner; see `fleet_compute.runner.Computation`."""
 
@@ -271,7 +282,7 @@ class _Loaded:
 
     def __init__(self, sequence: Sequence, tensors: Items[torch.Tensor],
                  device: torch.device) -> None:
-        context = Context(device, 1 << 62)
+        context = Context(device, 1 << 62, generator=default_generator(device))
         for handle, tensor in enumerate(tensors):
             context.add(handle, tensor)
         self._plan = Plan(sequence, ContextExecutor(context))
@@ -279,6 +290,10 @@ class _Loaded:
             raise RemoteError('older tensors must be numbered by first use')
         check(self._plan, tensors)
         self._tensors, self._kept = list(tensors), sorted(self._plan.kept)
+        # for each step: what its new tensors are, as (register, shape, dtype)
+        self._made = [[(place, meta.shape, DTYPES[meta.dtype]) for index, place in made.results
+                       if (meta := step.metas[index]) is not None]
+                      for step, made in zip(sequence.steps, self._plan.instructions, strict=True)]
         self.inputs, self.outputs = forms(sequence)
         self.together = not _differs_in_batch(sequence, tensors)
         self.name = (f'a sequence of {len(sequence.steps)} operators with '
@@ -287,13 +302,17 @@ class _Loaded:
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         registers: list[Any] = [*[None] * self._plan.slots, *self._tensors]
         given, results = iter(inputs), []
-        for step in self._plan.instructions:
+        for step, made in zip(self._plan.instructions, self._made, strict=True):
             if step.kind == HTOD:
                 registers[step.results[0][1]] = next(given)
             elif step.kind == DTOH:
                 results.append(registers[step.holes[0][1]].clone())   # later steps may change it
             else:
                 run_operator(step, registers)
+            for place, shape, dtype in made:
+                if registers[place].dtype is not dtype or registers[place].shape != shape:
+                    raise TypeError(f'a batch gives {registers[place].dtype}, not {dtype}, or '
+                                    'another shape')
             for place in step.release:
                 registers[place] = None
         return [*results, *(registers[slot] for slot in self._kept)]

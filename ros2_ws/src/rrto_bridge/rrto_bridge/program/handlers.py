@@ -66,6 +66,14 @@ def _native_batch_norm(on: Runner, /, *args: Any) -> Any:
                   else aten.native_batch_norm.default, args, {})
 
 
+def _cudnn_batch_norm(on: Runner, /, *args: Any) -> Any:
+    """Run batch norm as `_native_batch_norm` does; the last result serves a backward pass."""
+    if not args[5] or args[3] is None:
+        return on.run(aten.cudnn_batch_norm.default, args, {})
+    return *on.run(aten._native_batch_norm_legit.default, args, {}), torch.empty(
+        0, dtype=torch.uint8, device=CUDA)
+
+
 def _alias(on: Runner, /, tensor: RemoteTensor) -> RemoteTensor:
     return on.lifetimes.alias(tensor)
 
@@ -158,6 +166,7 @@ HANDLERS: dict[Any, Handler] = {
     aten.alias.default: _alias,
     aten.lift_fresh.default: _alias,
     aten.native_batch_norm.default: _native_batch_norm,
+    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
     aten.empty.memory_format: _empty_memory_format,
     aten.empty_strided.default: _empty_strided,
     aten._pack_padded_sequence.default: _pack_padded_sequence,

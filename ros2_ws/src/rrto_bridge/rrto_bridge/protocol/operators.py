@@ -98,6 +98,11 @@ class Operator:
     python: bool
 
 
+# Operators that change running statistics, which their schemas do not say.
+_UPDATES = ('batch_norm_update_stats', 'batch_norm_gather_stats',
+            'batch_norm_gather_stats_with_counts')
+
+
 @lru_cache(1)
 def _whole() -> frozenset[Any]:
     return frozenset(overload(name) for name in WHOLE)
@@ -120,7 +125,8 @@ def operator(function: Any) -> Operator:
         (dynamic and not index) or not tensors, index,
         bool(returned) and all(a is not None and not a.is_write for a in returned),
         _functional(name, schema) if torch.Tag.inplace_view in tags else '',
-        tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write),
+        tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write
+              or name.split('.')[1] in _UPDATES and a.name.startswith('running_')),
         len(schema.returns) == 1 and str(schema.returns[0].type) == 'List[Tensor]',
         any(a.kwarg_only and a.alias_info and a.alias_info.is_write for a in schema.arguments),
         # Beside a kernel for the CPU, a library's kernel for all devices is slow, often a loop.
