@@ -235,7 +235,7 @@ def test_an_operator_that_gives_another_type_in_a_batch_is_not_batched(shared, m
     computation = load(definitions[0], shared.port.performer.weights, CPU, {})
     with torch.inference_mode():
         torch.testing.assert_close(computation(x, pairs)[0], infer(x, pairs))
-        with pytest.raises(TypeError, match='a batch gives'):
+        with pytest.raises(TypeError, match='a step gives'):
             together(computation, [[x, pairs], [x, pairs]])
 
 

@@ -290,8 +290,8 @@ class _Loaded:
             raise RemoteError('older tensors must be numbered by first use')
         check(self._plan, tensors)
         self._tensors, self._kept = list(tensors), sorted(self._plan.kept)
-        # for each step: what its new tensors are, as (register, shape, dtype)
-        self._made = [[(place, meta.shape, DTYPES[meta.dtype]) for index, place in made.results
+        # for each step: registers and types of its new tensors
+        self._made = [[(place, DTYPES[meta.dtype]) for index, place in made.results
                        if (meta := step.metas[index]) is not None]
                       for step, made in zip(sequence.steps, self._plan.instructions, strict=True)]
         self.inputs, self.outputs = forms(sequence)
@@ -309,10 +309,9 @@ class _Loaded:
                 results.append(registers[step.holes[0][1]].clone())   # later steps may change it
             else:
                 run_operator(step, registers)
-            for place, shape, dtype in made:
-                if registers[place].dtype is not dtype or registers[place].shape != shape:
-                    raise TypeError(f'a batch gives {registers[place].dtype}, not {dtype}, or '
-                                    'another shape')
+            for place, dtype in made:
+                if registers[place].dtype is not dtype:
+                    raise TypeError(f'a step gives {registers[place].dtype}, not {dtype}')
             for place in step.release:
                 registers[place] = None
         return [*results, *(registers[slot] for slot in self._kept)]
