@@ -78,6 +78,7 @@ def _run(options: argparse.Namespace) -> int:
         fleet.seed, [robot.name for robot in fleet.robots], 60 * fleet.minutes)
     print(f'seed {fleet.seed}, {fleet.minutes:g} min of {len(fleet.robots)} robots, '
           f'{fleet.training.sync}, {len(faults)} faults:', *faults, sep='\n', flush=True)
+    print('the fleet starts; then a line when each fault begins', flush=True)
     run = _Run(fleet, out, faults, options.bound)
     run.do()
     result = run.result()

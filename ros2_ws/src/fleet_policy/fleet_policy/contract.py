@@ -20,7 +20,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fleet_env.errors import SettingError
+from fleet_env.errors import SettingError, why_unread
 from fleet_env.settings.base import Settings, as_written, changed, checked, dotted, setting
 from fleet_env.settings.yaml_lines import Lines, Texts, line_of, parse
 
@@ -133,7 +133,7 @@ def read_contract(path: str | PathLike[str]) -> Contract:
     try:
         text = Path(file).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f'cannot be read: {error}', file) from error
+        raise ContractError(f'cannot be read: {why_unread(error, file)}', file) from error
     data, lines, texts = parse(text, file, 'it needs rate, observations and actions', ContractError)
     return _Reader(file, lines, texts).contract(data)
 
