@@ -136,6 +136,7 @@ class OffloadedModel:
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with these example inputs; then look for the server in the background."""
+        self._own_key()     # refuses before the trace, which takes seconds
         args, kwargs = decoded((args, dict(sorted(kwargs.items()))))
         self._take(args, kwargs, apart=False)
         copies: dict[int, Any] = {}   # by the input, because one tensor may be two inputs
@@ -189,9 +190,13 @@ class OffloadedModel:
                 self._client.update(given.traced)
             self._given, self._reason = given, ''
 
-    def _opened(self, traced: Traced) -> Servers:
+    def _own_key(self) -> Any:
+        """Return the key of this program, or None; raise SettingError if it must have one."""
         with without_traceback('lopinfer'):
-            key = team_key(self._options.access)  # before this process joins the network
+            return team_key(self._options.access)
+
+    def _opened(self, traced: Traced) -> Servers:
+        key = self._own_key()   # before this process joins the network
         self._context = Context()  # a separate context, because the program can use rclpy itself
         rclpy.init(context=self._context)
         self._robot = _claimed(self._name or (key and key.robot) or 'robot')
