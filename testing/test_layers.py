@@ -224,7 +224,7 @@ def rooms():
 CORE = {
     'method_check': {'loopback', 'server', 'methods', 'codecs', 'protocol', 'errors'},
     'warm_up': {'loopback', 'methods', 'codecs', 'protocol', 'arrays'},
-    'loopback': {'server', 'worker', 'methods', 'model', 'protocol', 'errors'},
+    'loopback': {'shell', 'server', 'worker', 'methods', 'model', 'protocol', 'errors'},
     'upstream': {'server', 'worker', 'model', 'protocol', 'arrays', 'errors'},
     'server': {'methods', 'transfer', 'model', 'codecs', 'patience', 'protocol', 'arrays',
                'errors'},
@@ -236,6 +236,7 @@ CORE = {
     'messages': {'protocol'},  # methods of other packages may import `rog_core.messages`
     'steps': {'protocol'},
     'patience': {'protocol'},
+    'shell': {'protocol'},
     'protocol': {'errors'},
     'arrays': {'cuda'},
     'cuda': set(),

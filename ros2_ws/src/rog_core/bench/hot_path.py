@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 from convmlp import convmlp_m
 from rog_core.arrays import Array
-from rog_core.loopback import handler
 from rog_core.model.partition import RowPartition, partition_of
 from rog_core.protocol.config import ServerConfig, SgdConfig, TransferConfig
 from rog_core.protocol.messages import Ack, Command, Compute, Receipt, RegisterRequest, Send
 from rog_core.server.server import Server
+from rog_core.shell import handler
 from rog_core.worker.accumulator import Accumulator
 from rog_core.worker.worker import Worker
 

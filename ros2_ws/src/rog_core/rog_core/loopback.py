@@ -1,10 +1,10 @@
-"""Delivers messages to state machines; `Loopback` connects a server and workers in one process."""
+"""`Loopback` connects the state machines of a server and of workers in one process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -12,30 +12,11 @@ from .errors import RogError
 from .methods import Team
 from .model.partition import partition_of
 from .protocol.config import ServerConfig, TransferConfig
-from .protocol.messages import (
-    Ack,
-    Action,
-    Chunk,
-    End,
-    Receipt,
-    RegisterRequest,
-    Send,
-    TransferMessage,
-)
+from .protocol.messages import Action, RegisterRequest, Send
 from .server.server import Server
+from .shell import Shell, handler
 from .worker.accumulator import Accumulator
 from .worker.worker import Worker
-
-_METHODS = {Chunk: 'on_chunk', Ack: 'on_ack', End: 'on_end', Receipt: 'on_receipt'}
-
-
-def handler(machine: Worker | Server, message: TransferMessage) -> Callable[..., Any]:
-    """Return the method with which ``machine`` handles ``message``.
-
-    The method of a server takes the name of the robot before the message.
-    """
-    method: Callable[..., Any] = getattr(machine, _METHODS[type(message)])
-    return method
 
 
 class Loopback:
@@ -48,7 +29,9 @@ class Loopback:
     def __init__(self, server: Server, workers: list[Worker]) -> None:
         self.server, self.now = server, 0.0
         self.workers = {worker.robot: worker for worker in workers}
-        self._todo: list[tuple[str, Action]] = []  # pairs (name, action); see `want`
+        self._todo: list[tuple[str, Action]] = []    # pairs (name, action); see `want`
+        self._wanted: list[tuple[str, Action]] = []  # the same, of what `deliver` will return
+        self._shells = {name: self._shell(name) for name in ('', *self.workers)}
 
     @classmethod
     def small(cls, shapes: Iterable[tuple[str, Sequence[int]]], sync: str, team: Team) -> Loopback:
@@ -81,23 +64,30 @@ class Loopback:
 
         ``name``: see `want`. Raises `RogError` if the machines still send after ``limit`` actions.
         """
-        wanted: list[tuple[str, Action]] = []
         for _ in range(limit):
             if not self._todo:
+                wanted, self._wanted = self._wanted, []
                 return wanted
             self.now += 1e-4
             name, action = self._todo.pop(0)
-            if not isinstance(action, Send):
-                wanted.append((name, action))
-                continue
-            message = action.message
-            if isinstance(message, RegisterRequest):
-                response, actions = self.server.on_register(message, self.now)
-                self.want(name, self.workers[name].on_register_response(response, self.now))
-                self.want('', actions)
-            elif name:
-                self.want('', handler(self.server, message)(name, message, self.now))
-            else:
-                worker = self.workers[action.robot]
-                self.want(action.robot, handler(worker, message)(message, self.now))
+            self._shells[name].carry_out([action])
         raise RogError(f'the machines still send messages after {limit} of them')
+
+    def _shell(self, name: str) -> Shell:
+        """Return the shell of a worker; an empty name means the server."""
+        def keep(action: Action) -> None:
+            self._wanted.append((name, action))
+        return Shell(partial(self._to_server, name) if name else self._to_worker,
+                     partial(self._register, name), keep, keep, keep)
+
+    def _register(self, name: str, request: RegisterRequest) -> None:
+        response, actions = self.server.on_register(request, self.now)
+        self.want(name, self.workers[name].on_register_response(response, self.now))
+        self.want('', actions)
+
+    def _to_server(self, name: str, send: Send) -> None:
+        self.want('', handler(self.server, send.message)(name, send.message, self.now))
+
+    def _to_worker(self, send: Send) -> None:
+        worker = self.workers[send.robot]
+        self.want(send.robot, handler(worker, send.message)(send.message, self.now))

@@ -23,7 +23,6 @@ from ledger import (
 )
 from rog_core.codecs import SMALLER, codec_on_wire, decode_ids
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.loopback import handler
 from rog_core.method_check import check_named
 from rog_core.methods import Team
 from rog_core.model.partition import Parameter, Role, partition_of
@@ -42,6 +41,7 @@ from rog_core.protocol.messages import (
 )
 from rog_core.protocol.states import BUSY, COMPUTING, OPEN, PAUSED, PUSHING, STARVED, STOPPED
 from rog_core.server.server import Server
+from rog_core.shell import handler
 from rog_core.worker.worker import Worker
 
 # Parameters: short rows that fill several windows, a small parameter, a scalar, and a row that is

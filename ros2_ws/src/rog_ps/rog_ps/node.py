@@ -30,6 +30,7 @@ from rog_core.protocol.config import ServerConfig
 from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
 from rog_core.server.server import Server
+from rog_core.shell import Shell
 from rog_msgs.msg import TransferReceipt
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots
 from rog_ros.receive import checksum_of, receive
@@ -99,6 +100,7 @@ class ParameterServerNode(ManagedNode):
     def _build(self) -> None:
         """Load the task, make the state machine, and open the files of the run."""
         settings, training = self.settings, self.settings.training
+        self._shell = Shell(self._on_send, notice=self._on_notice, stop=self._on_stop)
         self.reason = 'finished'
         self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
         self._awake = time.monotonic()     # time at which this process last handled an event
@@ -372,26 +374,29 @@ class ParameterServerNode(ManagedNode):
 
     def act(self, actions: list[Action]) -> None:
         """Carry out actions of the state machine."""
-        now = time.monotonic()
-        self._excuse(now)
+        self._excuse(time.monotonic())
         sends = [action for action in actions if isinstance(action, Send)]
-        for send in sends:
-            self.peers[send.robot].send(send.message, now)
+        self._shell.carry_out(sends)
         for robot in {send.robot for send in sends}:
             self.peers[robot].channel.flush()
-        for action in actions:
-            if isinstance(action, Notice):
-                self.get_logger().warning(f'{action.robot} {action.what}: {action.detail}')
-                self.files.fault(action.robot, action.what, action.detail)
-                self._publish_status()
-            elif isinstance(action, Stop):
-                self._ending.begin(now)
-                self._versions.finish()
-                if self._above is not None:
-                    self._above.account()
+        self._shell.carry_out(action for action in actions if not isinstance(action, Send))
         if self._above is not None:
             self._above.look()
         self._set_alarm()
+
+    def _on_send(self, send: Send) -> None:
+        self.peers[send.robot].send(send.message, time.monotonic())
+
+    def _on_notice(self, notice: Notice) -> None:
+        self.get_logger().warning(f'{notice.robot} {notice.what}: {notice.detail}')
+        self.files.fault(notice.robot, notice.what, notice.detail)
+        self._publish_status()
+
+    def _on_stop(self, stop: Stop) -> None:
+        self._ending.begin(time.monotonic())
+        self._versions.finish()
+        if self._above is not None:
+            self._above.account()
 
     def pin(self, number: int) -> str:
         """Choose the version of the model that its followers get, see `ModelVersions.pin`."""

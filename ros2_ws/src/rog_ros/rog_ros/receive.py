@@ -8,9 +8,9 @@ from typing import Any
 
 from rog_core.arrays import Array, to_host
 from rog_core.errors import RemoteProtocolError, StaleMessageError
-from rog_core.loopback import handler
 from rog_core.protocol.messages import Action, TransferId
 from rog_core.server.server import Server
+from rog_core.shell import handler
 from rog_core.worker.worker import Worker
 
 from .convert import from_ros

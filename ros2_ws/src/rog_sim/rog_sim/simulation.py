@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from rog_core.errors import (
     PartitionMismatchError,
     StaleMessageError,
 )
-from rog_core.loopback import handler
 from rog_core.method_check import check_method
 from rog_core.model.flat import Contents, contents_of, unflatten
 from rog_core.model.partition import Listing, RowPartition, require_same
@@ -44,6 +44,7 @@ from rog_core.protocol.messages import (
     Send,
 )
 from rog_core.server.server import Server
+from rog_core.shell import Shell, handler
 from rog_tasks.errors import TaskError
 from rog_tasks.failure import failure, named_failures
 from rog_tasks.sources import CameraSource
@@ -227,6 +228,11 @@ class Simulation:
             config.name: _worker(config, fleet, task, master, self._traffic, int(life),
                                  self.below.get(config.name))
             for config, life in zip(fleet.robots, lives[1:], strict=True)}
+        self._shell = Shell(lambda send: self._send(send.robot, False, send.message),
+                            notice=self._note)
+        self._shells = {name: Shell(lambda send: self._send(send.robot, True, send.message),
+                                    partial(self._register, robot), partial(self._compute, robot))
+                        for name, robot in self.robots.items()}
         self._latency = {config.name: config.link.latency for config in fleet.robots}
         self._header = fleet.channel.header
         self._away: set[str] = set()
@@ -412,23 +418,21 @@ class Simulation:
 
     # -- actions ---
 
-    def _serve(self, actions: Iterable[Action], robot: str = '') -> None:
+    def _serve(self, actions: list[Action], robot: str = '') -> None:
         """Carry out actions of the server.
 
         :param robot: sender of the message that caused the actions; empty if no message caused
             them.
         """
-        touched = {robot} if robot else set()
-        for action in actions:
-            if isinstance(action, Send):
-                touched.add(action.robot)
-                self._send(action.robot, False, action.message)
-            elif isinstance(action, Notice):
-                self._recorder.fault(self.now, action.robot, action.what, action.detail)
-        for name in sorted(touched):
+        self._shell.carry_out(actions)
+        touched = {action.robot for action in actions if isinstance(action, Send)}
+        for name in sorted(touched | {robot} - {''}):
             self._events.set_alarm(self.now, name, self.server.deadline_of(name), self._server_time)
         if self._above is not None:
             self._above(self.now)
+
+    def _note(self, notice: Notice) -> None:
+        self._recorder.fault(self.now, notice.robot, notice.what, notice.detail)
 
     def _server_time(self) -> None:
         self._serve(self.server.on_time(self.now))
@@ -437,13 +441,7 @@ class Simulation:
 
     def _act(self, robot: Any, actions: Iterable[Action]) -> None:
         """Carry out actions of a robot."""
-        for action in actions:
-            if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
-                self._register(robot, action.message)
-            elif isinstance(action, Send):
-                self._send(robot.name, True, action.message)
-            elif isinstance(action, Compute):
-                self._compute(robot, action)
+        self._shells[robot.name].carry_out(actions)
         robot.settle(self.now)
         self._events.set_alarm(self.now, robot, robot.machine.deadline,
                         lambda: self._act(robot, robot.machine.on_time(self.now)))

@@ -41,6 +41,7 @@ from rog_core.protocol.states import (
     PAUSED,
     STOPPED,
 )
+from rog_core.shell import Shell
 from rog_core.worker.worker import Worker
 from rog_msgs.msg import (
     FleetStatus,
@@ -114,6 +115,7 @@ class WorkerNode(ManagedNode):
             # until the training begins, ignore the trace; only `latency` delays messages
             self.link.hold()
         self.meter = open_meter(settings.power, time.monotonic())
+        self._shell = Shell(self._on_send, self._on_register, self._on_compute, stop=self._on_stop)
         self._open_topics()
 
     def _open_topics(self) -> None:
@@ -362,36 +364,36 @@ class WorkerNode(ManagedNode):
     def act(self, actions: list[Action]) -> None:
         """Carry out actions of the state machine."""
         assert self.machine is not None
-        now = time.monotonic()
-        for action in actions:
-            if isinstance(action, Send) and isinstance(action.message, RegisterRequest):
-                self.registration.send(action.message, now)
-            elif isinstance(action, Send):
-                self._send(action.message, now)
-                if self.settings.training.checksums and isinstance(action.message, Receipt):
-                    self.get_logger().info(checksum_of(action.message.transfer,
-                                                       self.machine.accumulator.weights))
-            elif isinstance(action, Compute):
-                self.channel.flush()  # rows go before the status
-                if not self.has_begun:  # measure energy and times from the first grant on
-                    self.has_begun = True
-                    self.meter.restart(now)
-                self._grant(action)
-                self.report()
-            elif isinstance(action, Stop):
-                self.error = action.error
-                self._grant(None)
+        self._shell.carry_out(actions)
         self.channel.flush()
-        self.meter.enter(self.machine.activity, now)
+        self.meter.enter(self.machine.activity, time.monotonic())
         self.set_alarm()
 
-    def _send(self, value: Any, now: float) -> None:
-        if self.has_dropped_out:
-            return
-        self.reports.spoke = now
-        self.channel.send(value, now, lossy=True)
-        if self.channel.is_full:
-            self.channel.flush()
+    def _on_send(self, send: Send) -> None:
+        if not self.has_dropped_out:
+            self.reports.spoke = now = time.monotonic()
+            self.channel.send(send.message, now, lossy=True)
+            if self.channel.is_full:
+                self.channel.flush()
+        if self.settings.training.checksums and isinstance(send.message, Receipt):
+            assert self.machine is not None
+            self.get_logger().info(checksum_of(send.message.transfer,
+                                               self.machine.accumulator.weights))
+
+    def _on_register(self, request: RegisterRequest) -> None:
+        self.registration.send(request, time.monotonic())
+
+    def _on_compute(self, order: Compute) -> None:
+        self.channel.flush()  # rows go before the status
+        if not self.has_begun:  # measure energy and times from the first grant on
+            self.has_begun = True
+            self.meter.restart(time.monotonic())
+        self._grant(order)
+        self.report()
+
+    def _on_stop(self, stop: Stop) -> None:
+        self.error = stop.error
+        self._grant(None)
 
     # -- status ---
 
