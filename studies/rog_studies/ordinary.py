@@ -20,6 +20,7 @@ from fleet_env.vision import import_torchvision
 from rog_tasks.data import digits
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, interpolate
+from typing_extensions import override
 
 TRAINED = 1000    # digits for training; the other 797 are for testing
 Batch = tuple[Tensor, Tensor]
@@ -144,8 +145,8 @@ class _Rows(nn.Module):
         self.lstm = nn.LSTM(8, 64, batch_first=True)
         self.head = nn.Linear(64, 10)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         return self.head(self.lstm(images)[0][:, -1])
 
 
@@ -188,8 +189,8 @@ class LoRALinear(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank))
         self.scale = alpha / rank
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         return self.base(x) + self.scale * (x @ self.lora_A.T @ self.lora_B.T)
 
 
@@ -201,8 +202,8 @@ class _Block(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         y = self.norm1(x)
         many, long, width = y.shape
         q, k, v = (part(y).view(many, long, self.heads, -1).transpose(1, 2)
@@ -222,8 +223,8 @@ class _Transformer(nn.Module):
         self.blocks = nn.Sequential(_Block(width), _Block(width))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         return self.head(self.norm(self.blocks(self.inlet(images) + self.place)).mean(1))
 
 
@@ -272,8 +273,8 @@ class _Characters(nn.Module):
         self.out = nn.Linear(width, characters)
         self.out.weight = self.embedding.weight
 
+    @override
     def forward(self, text: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         return self.out(self.gru(self.embedding(text))[0])
 
 
@@ -328,8 +329,8 @@ class _C3(nn.Module):
                                         _conv(width // 2, width // 2, 3))
         self.join = _conv(width, width)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         left = self.left(x)
         return self.join(torch.cat((left + self.bottleneck(left), self.right(x)), 1))
 
@@ -342,8 +343,8 @@ class _SPPF(nn.Module):
         self.inlet, self.outlet = _conv(width, width // 2), _conv(2 * width, width)
         self.pool = nn.MaxPool2d(3, 1, 1)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """See `torch.nn.Module.forward`."""
         parts = [self.inlet(x)]
         for _ in range(3):
             parts.append(self.pool(parts[-1]))

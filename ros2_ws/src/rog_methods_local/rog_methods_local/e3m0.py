@@ -133,7 +133,6 @@ def _add(values, offsets, ids, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, ids, data):
-    """See `Codec._look`."""
     at, rule, bad, energy = 0, 0, 0, 0.0
     for i in range(ids.size):
         length, total = lengths[ids[i]], 0.0

@@ -65,8 +65,8 @@ class SparseLoCo(Codec):
     def sizes(self, lengths):
         return 4 + (BITS * self.counts(lengths) + 7) // 8
 
+    @override
     def take(self, partition, values, ids, magnitude):
-        """See `Codec.take`; values that are not sent are multiplied by `FEEDBACK`."""
         out = super().take(partition, values, ids, magnitude)
         if isinstance(values, np.ndarray):  # the CUDA kernel itself multiplies the values
             _decay(values, partition.offsets, ids)
@@ -198,10 +198,7 @@ def _add(values, offsets, ids, counts, sizes, factor, data):
 
 @njit(nogil=True, cache=True)
 def _check(lengths, counts, sizes, data):
-    """See `Codec._look`; the caller has checked that ``data`` has the right length.
-
-    ``lengths``: number of elements of each encoded segment.
-    """
+    """Check ``data``, which has the right length; ``lengths``: elements of each segment in it."""
     at, energy = 0, 0.0
     for i in range(lengths.size):
         code = data[at:at + sizes[i]]

@@ -93,7 +93,7 @@ def trimmed_mean(values: list[np.ndarray], cut: int) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _trimmed_mean(values, cut, out):
-    """See `trimmed_mean`; ``values`` has the shape (arrays, elements)."""
+    """``values``: shape (arrays, elements)."""
     count, sorted_values = values.shape[0], np.empty(values.shape[0], np.float32)
     for k in range(out.size):
         for i in range(count):  # insertion sort, because there are few values

@@ -12,6 +12,7 @@ from __future__ import annotations
 import llvmlite.ir as ir
 import numpy as np
 from numba import njit, types
+from typing_extensions import override
 
 from .base import Codec, bfloat16_encode
 from .kernels import LENGTH, SCALE, bad_scale, intrinsic, prefetch_row, scale_of, write_scale
@@ -24,8 +25,8 @@ class OneBit(Codec):
     segment_elements = 8192  # 1 KiB of sign bits, which fit into one datagram
     kernels = 'onebit', 'onebit'
 
+    @override
     def sizes(self, lengths):
-        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return (lengths + 23) >> 3  # 2 + ceil(lengths / 8)
 
     def _encode_on_host(self, partition, values, mirror, ids, magnitude):

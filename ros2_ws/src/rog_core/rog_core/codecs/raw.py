@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 from numba import njit
+from typing_extensions import override
 
 from ..arrays import Array
 from .base import COPY, Codec, Segments
@@ -22,8 +23,8 @@ class Raw(Codec):
     kernels = 'raw', 'raw'
     faults = ('chunk holds a value that is NaN or infinite',)
 
+    @override
     def sizes(self, lengths):
-        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 4 * lengths
 
     def _encode_on_host(self, partition, values, mirror, ids, magnitude):
@@ -51,8 +52,8 @@ class Raw(Codec):
     def _add_on_host(self, partition, values, ids, data, factor):
         _add(values, partition.offsets, ids, factor, _floats(data))
 
+    @override
     def scaled(self, partition, ids, data, factor):
-        """Return ``data`` with all values multiplied by ``factor``; see `Codec.scaled`."""
         return (_floats(data) * np.float32(factor)).view(np.uint8)
 
     def floats(self, data: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 from numba import njit
+from typing_extensions import override
 
 from ..errors import ConfigError
 from .base import MOST, Codec, require_few
@@ -81,8 +82,8 @@ class SparseTernary(Codec):
         """
         return np.maximum(np.rint(self.sparsity * lengths), 1).astype(np.int64)
 
+    @override
     def sizes(self, lengths):
-        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 2 + 2 * self.counts(lengths)
 
     def _encode_on_host(self, partition, values, mirror, ids, magnitude):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from typing_extensions import override
 
 from .base import Codec
 from .kernels import LENGTH, OWN, SCALE, bad_scale, prefetch_row, scale_of, write_scale
@@ -33,8 +34,8 @@ class Ternary(Codec):
     faults = ('a byte of segment {} points outside its block of elements, or sends nothing and is '
               'not 0',)
 
+    @override
     def sizes(self, lengths):
-        """Return how many bytes each encoded segment has; see `Codec.sizes`."""
         return 2 + -(-lengths // BLOCK)
 
     def _encode_on_host(self, partition, values, mirror, ids, magnitude):

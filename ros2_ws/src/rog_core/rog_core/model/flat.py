@@ -427,17 +427,17 @@ def _store(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def flatten(model: torch.nn.Module) -> np.ndarray:
-    """See `Contents.flatten`."""
+    """Return trained parameters and buffers as one flat float32 array, on the host."""
     return contents_of(model).flatten()
 
 
 def frozen_values(model: torch.nn.Module) -> np.ndarray:
-    """See `Contents.frozen_values`."""
+    """Return the frozen parameters as one flat float32 array, on the host."""
     return contents_of(model).frozen_values()
 
 
 def unflatten(model: torch.nn.Module, weights: np.ndarray) -> None:
-    """See `Contents.store`."""
+    """Store a flat float32 array in the trained parameters and the buffers."""
     contents_of(model).store(weights)
 
 

@@ -79,7 +79,7 @@ class RawRows:
 
     @property
     def at_once(self) -> int:
-        """See `Rows.at_once`."""
+        """Maximum number of bytes that one call of `encode` should return; 0: one window."""
         return at_once(self._values)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:

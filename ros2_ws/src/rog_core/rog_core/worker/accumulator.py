@@ -310,7 +310,7 @@ class Accumulator:
 
     @property
     def at_once(self) -> int:
-        """See `rog_core.transfer.sender.Rows.at_once`."""
+        """Maximum number of bytes that one call of `encode` should return; 0: one window."""
         return at_once(self.pending)
 
     def encode(self, codec: Codec, ids: np.ndarray) -> np.ndarray:

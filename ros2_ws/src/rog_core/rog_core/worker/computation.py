@@ -102,16 +102,14 @@ class OfGradient(Computation[Gradient]):
     The anchor is an earlier model and its full gradient, see `Accumulator`.
     """
 
+    @override
     def batches(self, source: Source) -> int:
-        """See `Computation.batches`.
-
-        If there is an anchor (see `OfGradient`), the batch needs two gradients: at the present
-        model, and at the anchor's model.
-        """
+        # with an anchor, two gradients: at the present model, and at the anchor's
         return 1 if source.store.anchor is None else 2
 
+    @override
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`. Source of the correction: GSGM, Algorithm 5, line 6."""
+        # the correction is that of GSGM, Algorithm 5, line 6
         batch = source.batch()
         if source.store.anchor is None:
             return source.add(batch)
@@ -149,20 +147,16 @@ class OfShards(Computation[Shards]):
                   for shard, weight in zip(step.ids, step.weights, strict=True)]
         return sum(losses) / len(losses)
 
+    @override
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`.
-
-        There is no momentum. Weight decay is multiplied by the sum of the weights of the shards.
-        """
+        # without momentum; the gradient is a sum of those of shards, so the weight decay is, too
         store.accumulate(gradient, sgd.learning_rate, 0.0,
                          sgd.weight_decay * sum(self.step.weights), sgd.nesterov)
 
+    @override
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: after a complete push, keep only the codec's error.
-
-        After an incomplete push, drop all pending rows, because they are useless in another round.
-        If the step has no ``feedback``, drop them after a complete push, too.
-        """
+        # After a complete push, the codec's error stays, if the step has ``feedback``. The rest of
+        # an incomplete one is useless in another round.
         if not (self.step.feedback and push.complete()):
             store.clear()
 
@@ -174,11 +168,9 @@ class OfFull(Computation[Full]):
     def batches(self, source: Source) -> int:
         return source.shard_batches()
 
+    @override
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`: the result is the mean of the gradients of all batches.
-
-        All batches count equally, because they have about equal size.
-        """
+        # All batches count equally, because they have about equal size.
         losses = [source.add(batch) for batch in source.shard()]
         source.load()  # this pass repeats data, so it does not count for the buffers
         source.gradient.div_(len(losses))
@@ -188,11 +180,9 @@ class OfFull(Computation[Full]):
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
         store.full = copy_of(gradient)
 
+    @override
     def after_push(self, store: Accumulator, push: Sender) -> None:
-        """See `Computation.after_push`: put no rows back into ``store``.
-
-        A later model has another full gradient.
-        """
+        pass  # nothing is put back: a later model has another full gradient
 
 
 class OfLocal(Computation[Local]):
@@ -202,12 +192,10 @@ class OfLocal(Computation[Local]):
     def batches(self, source: Source) -> int:
         return self.step.steps
 
+    @override
     def compute(self, source: Source, order: Compute, sgd: SgdConfig) -> float:
-        """See `Computation.compute`.
-
-        The result is the model before the local steps minus the model after the local steps.
-        """
-        # The velocity begins at zero, because the gradient is zero here.
+        # The result is the model before the steps minus the model after them. The velocity begins
+        # at zero, because the gradient is zero here.
         return self._steps(source, source.gradient.clone(), sgd)
 
     def _steps(self, source: Source, velocity: torch.Tensor, sgd: SgdConfig) -> float:
@@ -231,16 +219,17 @@ class OfLocal(Computation[Local]):
             source.weights[:count].copy_(before)
         return sum(losses) / len(losses)
 
+    @override
     def keep(self, store: Accumulator, gradient: Array, sgd: SgdConfig) -> None:
-        """See `Computation.keep`: ``gradient`` already includes learning rate and momentum."""
-        store.keep_local(gradient)
+        store.keep_local(gradient)  # it includes learning rate and momentum
 
 
 class OfPhase(OfLocal):
     """Makes local steps that continue the previous phase."""
 
+    @override
     def begin(self, store: Accumulator, iteration: int, ahead: int) -> Compute:
-        """See `Computation.begin`; steps under way need no prediction: ``drift`` contains them."""
+        # steps under way need no prediction, because ``drift`` contains them
         fresh = store.drift is None
         store.publish_own()
         return Compute(iteration, self.step, fresh)

@@ -49,12 +49,12 @@ class GradientSource:
     # These two are longer once a frozen parameter was unfrozen, see `FlatModel.grow`.
     @property
     def weights(self) -> torch.Tensor:
-        """See `Source`."""
+        """The flat model on which gradients are computed."""
         return self._flat.weights
 
     @property
     def gradient(self) -> torch.Tensor:
-        """See `Source`."""
+        """The sum of the gradients that `add` computes, flat."""
         return self._flat.gradient
 
     def shard_batches(self) -> int:
