@@ -3,53 +3,62 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from fleet_env.errors import VersionError
 from fleet_link.key import Key
 from fleet_link.seal import Answerer, Call
-from fleet_ros.sealing import serve
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RogError, shown
 from rog_core.method_check import check_named
 from rog_core.methods import is_known
+from rog_core.protocol.messages import Action
+from rog_core.server.server import Server
 from rog_msgs.srv import PinModel, SaveCheckpoint, SetSync
 from rog_msgs.srv import Stop as StopRun
 
-if TYPE_CHECKING:
-    from .node import ParameterServerNode
-
 
 class Control:
-    """The services that control the server's node.
+    """Answers the services that control a run, and changes of the parameter `sync`.
+
+    ``services``: type, name and answering function of each service. ``answerer``: opens their
+    calls; None: the fleet has no key.
 
     :param key: key of the fleet; with a key, a call must prove that its caller has it.
+    :param is_allowed: whether the fleet takes control calls (`security.control`).
+    :param act: carries out actions of ``machine``.
+    :param save: writes a checkpoint with this name, and returns its path.
+    :param pin: chooses the version of the model that its followers get, and returns a text.
+    :param stop: ends the run.
+    :param set_parameters: sets parameters of the node, which asks `on_set_parameters`.
+    :param refused: called with the reason why a call is refused.
     """
 
-    def __init__(self, node: ParameterServerNode, key: Key | None) -> None:
-        self._node = node
-        self._keyed = key is not None
+    def __init__(self, machine: Server, key: Key | None, is_allowed: bool, *,
+                 act: Callable[[list[Action]], None], save: Callable[[str], object],
+                 pin: Callable[[int], str], stop: Callable[[], None],
+                 set_parameters: Callable[[list[Parameter]], Sequence[SetParametersResult]],
+                 refused: Callable[[str], None]) -> None:
+        self._machine, self._keyed, self._is_allowed = machine, key is not None, is_allowed
+        self._act, self._save, self._pin, self._stop = act, save, pin, stop
+        self._set_parameters, self._refused = set_parameters, refused
         self._changing = False     # whether the node itself is changing its parameters
-        answerer = None
+        self.answerer: Answerer | None = None
         if key is not None:
             control = key.control()
-            answerer = Answerer(lambda _: control, node.machine.incarnation)
-        for kind, name, on_call in ((SaveCheckpoint, 'save_checkpoint', self._on_save),
-                                    (SetSync, 'set_sync', self._on_set_sync),
-                                    (PinModel, 'pin_model', self._on_pin),
-                                    (StopRun, 'stop', self._on_stop)):
-            serve(node, kind, name, on_call, answerer, self._note_refusal)
-        node.add_on_set_parameters_callback(self._on_set_parameters)
-        node.held.callback(node.remove_on_set_parameters_callback, self._on_set_parameters)
+            self.answerer = Answerer(lambda _: control, machine.incarnation)
+        self.services = ((SaveCheckpoint, 'save_checkpoint', self._on_save),
+                         (SetSync, 'set_sync', self._on_set_sync),
+                         (PinModel, 'pin_model', self._on_pin), (StopRun, 'stop', self._on_stop))
 
     def _refusal(self, call: Call | None) -> str:
         """Return the reason to refuse a call; '' if it is carried out.
 
         ``call``: None if nobody has sealed the call.
         """
-        if not self._node.settings.security.control:
+        if not self._is_allowed:
             return 'this fleet takes no control calls (security.control)'
         return 'this fleet has a key; use rog control' if self._keyed and call is None else ''
 
@@ -65,33 +74,29 @@ class Control:
             except (RogError, VersionError) as error:
                 response.message = shown(error)
         if not response.success:
-            self._note_refusal(f'refused a control call: {response.message}')
+            self._refused(f'refused a control call: {response.message}')
         return response
 
-    def _note_refusal(self, reason: str) -> None:
-        self._node.dropped['control'] += 1
-        self._node.get_logger().warning(reason, throttle_duration_sec=5.0)
-
     def _on_save(self, request: Any, response: Any, call: Call | None) -> Any:
-        return self._carry_out(response, call, lambda: str(self._node.save(request.name)))
+        return self._carry_out(response, call, lambda: str(self._save(request.name)))
 
     def _on_set_sync(self, request: Any, response: Any, call: Call | None) -> Any:
         return self._carry_out(response, call, lambda: self._set_sync(request.sync))
 
     def _on_pin(self, request: Any, response: Any, call: Call | None) -> Any:
-        return self._carry_out(response, call, lambda: self._node.pin(request.number))
+        return self._carry_out(response, call, lambda: self._pin(request.number))
 
     def _set_sync(self, sync: str) -> str:
         self._changing = True
         try:
-            result, = self._node.set_parameters([Parameter('sync', value=sync)])
+            result, = self._set_parameters([Parameter('sync', value=sync)])
         finally:
             self._changing = False
         if not result.successful:
             raise ConfigError(result.reason)
-        return str(self._node.machine.method)
+        return str(self._machine.method)
 
-    def _on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+    def on_set_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         """Change the synchronisation method (parameter `sync`).
 
         No other parameter may change while the node runs.
@@ -105,16 +110,15 @@ class Control:
                         raise ConfigError('a method named by its module must be loaded already, '
                                           f'got {shown(parameter.value, 80)}: without a key, start '
                                           'the fleet with it')
-                    machine = self._node.machine
-                    check_named(parameter.value, machine.aggregation.team)
-                    self._node.act(machine.set_sync(parameter.value, time.monotonic()))
+                    check_named(parameter.value, self._machine.aggregation.team)
+                    self._act(self._machine.set_sync(parameter.value, time.monotonic()))
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
 
     def _on_stop(self, request: Any, response: Any, call: Call | None) -> Any:
         def stop() -> str:
-            self._node.request_stop('stopped by request')
+            self._stop()
             return 'stopping'
 
         return self._carry_out(response, call, stop)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet_link.key import read_key
 from fleet_ros.exposure import key_file, look_before
@@ -26,9 +26,6 @@ from rog_ros.servers import Others, gives_way, refusal
 from rog_ros.signature import Signature
 
 from .directory import check_directory, run_in
-
-if TYPE_CHECKING:
-    from .node import ParameterServerNode
 
 SECONDS = 2.0  # seconds that are enough to find another server, even if one announcement is lost
 _LEAST = 0.3   # minimum seconds for reading the messages that arrived during the imports
@@ -112,30 +109,36 @@ class DuplicateServerWatch:
     If there are two servers, the server that started later ends.
 
     :param process: number of this server's process in its status messages.
+    :param namespace: namespace of this server.
+    :param standing: returns the seconds of training and the number of statuses of this server;
+        None: it has ended.
+    :param dropped: called with the reason why a status does not count.
+    :param give_way: called with the reason why this server must end.
+    :param log: logger of the node.
     """
 
-    def __init__(self, node: ParameterServerNode, others: Others, process: int) -> None:
-        self._node, self._others, self._process = node, others, process
+    def __init__(self, others: Others, process: int, namespace: str,
+                 standing: Callable[[], tuple[float, int] | None],
+                 dropped: Callable[[str], None], give_way: Callable[[str], None], log: Any
+                 ) -> None:
+        self._others, self._process, self._namespace = others, process, namespace
+        self._standing, self._dropped, self._give_way, self._log = standing, dropped, give_way, log
         self._born = time.monotonic()
-        node.create_subscription(FleetStatus, 'fleet_status', self._on_status, qos.STATUS)
 
-    def _on_status(self, message: Any) -> None:
+    def on_status(self, message: Any) -> None:
         """Handle a status of a server in the namespace, which can be this server itself."""
-        node, others = self._node, self._others
-        if node.done:
+        others, standing = self._others, self._standing()
+        if standing is None:
             return
         others.refused = ''
         if not others.shows(message, time.time()):
             if others.refused:
-                node.dropped['another server'] += 1
-                node.get_logger().warning('dropped a status of another parameter server: '
-                                          f'{others.refused}', throttle_duration_sec=5.0)
-        elif gives_way((node.elapsed, node.statuses, self._process), message,
-                       time.monotonic() - self._born):
-            node.error, node.done = refusal(message, node.get_namespace()), True
+                self._dropped('dropped a status of another parameter server: ' + others.refused)
+        elif gives_way((*standing, self._process), message, time.monotonic() - self._born):
+            self._give_way(refusal(message, self._namespace))
         else:
-            node.get_logger().error(
-                f'there is a second parameter server at {node.get_namespace()}: '
+            self._log.error(
+                f'there is a second parameter server at {self._namespace}: '
                 f'{shown(message.host, 80)}; robots stay with the one that has accepted them',
                 throttle_duration_sec=5.0)
 

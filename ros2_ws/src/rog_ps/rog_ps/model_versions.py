@@ -22,7 +22,7 @@ from rog_tasks.task import Task, measure
 from rog_tasks.task_check import young_share
 
 from .checkpoint import CheckpointError, norm_of
-from .run_files import RunFiles
+from .run_log import RunLog
 
 # The next evaluation begins after this many times the duration of the last one. So evaluations take
 # at most about 5 % of the time.
@@ -70,15 +70,15 @@ class ModelVersions:
     :param offer: called when `offered` has changed.
     """
 
-    def __init__(self, settings: ServerSettings, files: RunFiles, machine: Server,
+    def __init__(self, settings: ServerSettings, run: RunLog, machine: Server,
                  task: Task, contents: Contents, woken: Callable[[], None],
                  offer: Callable[[], None]) -> None:
-        out = self._out = files.out
+        out = self._out = run.out
         self._store = Versions((out or Path()) / MODELS, settings.server.keep)
         self._about = {'run': out.absolute().name if out else '', 'fleet': settings.fleet,
                        'task': settings.training.task, 'measured_on': "the server's model",
                        'measured_by': 'parameter server'}
-        self._every, self._files = settings.server.checkpoint_every or math.inf, files
+        self._every, self._run = settings.server.checkpoint_every or math.inf, run
         self._machine = machine
         self._task, self._contents, self._woken, self._offer = task, contents, woken, offer
         self._norm = 0.0                  # norm of the model of the last version; 0: none
@@ -175,7 +175,7 @@ class ModelVersions:
         busy, snapshot = self._busy, self._snapshot()
         if self._out is not None and not self._is_written(snapshot):
             if busy:
-                self._files.log.warning('the final model was not evaluated in time; its version '
+                self._run.log.warning('the final model was not evaluated in time; its version '
                                         'has no accuracy')
             # A thread may still use the other model.
             self._take(self._written(snapshot, None if busy else self._contents))
@@ -188,7 +188,7 @@ class ModelVersions:
     def _snapshot(self) -> Snapshot:
         machine = self._machine
         return Snapshot(machine.master.copy(), machine.iteration, machine.method.spec.text,
-                        self._files.elapsed())
+                        self._run.elapsed)
 
     def _is_written(self, snapshot: Snapshot) -> bool:
         return self._last is not None and np.array_equal(snapshot.master, self._last.master)
@@ -233,17 +233,17 @@ class ModelVersions:
 
     def _take(self, outcome: _Outcome) -> None:
         """Record and log an outcome."""
-        files, snapshot = self._files, outcome.snapshot
+        run, snapshot = self._run, outcome.snapshot
         if outcome.failure:
-            files.log.error("the server's model has no accuracy at iteration "
+            run.log.error("the server's model has no accuracy at iteration "
                             f'{snapshot.iteration}: {outcome.failure}')
             if outcome.failure != self._said:
-                files.fault('', 'not_evaluated', outcome.failure)
+                run.fault('', 'not_evaluated', outcome.failure)
         self._said = outcome.failure
         if snapshot.iteration and not math.isnan(outcome.accuracy):
-            files.record(lambda recorder: recorder.server(
+            run.record(lambda recorder: recorder.server(
                 snapshot.elapsed, snapshot.iteration, outcome.accuracy, outcome.young))
-        files.note('model version', outcome.error)
+        run.note('model version', outcome.error)
         if outcome.version is not None:
             self._last = snapshot
             self._offer()

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,12 @@ from fleet_link.errors import SealError
 from fleet_models.offer import Offer
 from fleet_models.session import Borrowed
 from fleet_ros.alarm import Alarm
+from fleet_ros.channel import Channel
+from fleet_ros.ending import HURRY
 from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
+from fleet_ros.sealing import serve
 from fleet_ros.services import STEADY, close_parameters
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RemoteProtocolError
@@ -31,8 +35,10 @@ from rog_core.protocol.messages import Action, Notice, Send, Stop
 from rog_core.protocol.states import AWAY, EVALUATING, JOINING, PAUSED, STOPPED
 from rog_core.server.server import Server
 from rog_core.shell import Shell
-from rog_msgs.msg import TransferReceipt
-from rog_ros.parameters import SERVER, ServerSettings, declare_robots
+from rog_msgs.msg import FleetStatus, Heartbeat, TrainingStatus, TransferReceipt
+from rog_msgs.srv import Register
+from rog_ros import qos, topics
+from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Others
 from rog_ros.signature import Signature, process_of
@@ -42,14 +48,11 @@ from . import checkpoint
 from .control import Control
 from .directory import claim
 from .duplicate_server_check import CHECKED, DuplicateServerWatch
-from .ending import Ending
 from .model_versions import ModelVersions
 from .peer import Peer, Peers
-from .presence import Presence
 from .registration import Registration
 from .reports import Reports
-from .run_files import RunFiles
-from .training_time import TrainingTime
+from .run_log import RunLog
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +107,8 @@ class ParameterServerNode(ManagedNode):
         self.reason = 'finished'
         self.dropped: Counter[str] = Counter()  # sender -> number of refused messages
         self._awake = time.monotonic()     # time at which this process last handled an event
-        self._time = TrainingTime(self._awake)
-        self.files = RunFiles(settings, lambda: self.elapsed, self.get_logger())
-        self.out = self.files.out
+        self.run = RunLog(settings, self.get_logger())
+        self.out = self.run.out
         self.task: Task = load_task(training.task, training.task_options, seed=settings.seed)
         # `Upstream.base` from the checkpoint, see `rog_core.upstream`; None: not known
         self._base: np.ndarray | None = None
@@ -118,26 +120,33 @@ class ParameterServerNode(ManagedNode):
         if settings.training.buffers == 'local':
             self.get_logger().info('each robot keeps its own buffers; the server evaluates with '
                                    'their mean (training.buffers: local)')
-        self.files.begin(self.machine.partition, self.machine.master.copy(),
-                         list(self._links), baseline)
-        self._versions = ModelVersions(settings, self.files, self.machine, self.task,
+        self.run.begin(self.machine, list(self._links), baseline)
+        self._versions = ModelVersions(settings, self.run, self.machine, self.task,
                                        contents,
                                        self.create_guard_condition(self._heartbeat).trigger,
                                        self._offer_model)
         self.held.callback(self._versions.close)
         self._offer: Offer | None = None
         self._versions.begin(self._awake, baseline and baseline[1])
-        self._presence = Presence(self.files, settings.heartbeat.limit, self.get_logger())
-        self._ending = Ending(self.machine, self._presence, self.files, self._versions)
 
     def _open_topics(self) -> None:
         """Make the topics, services and timers, and join the parent fleet if there is one."""
         settings, process = self.settings, process_of(self.machine.incarnation)
-        self._reports = Reports(self, self._claim, self._signature)
-        DuplicateServerWatch(self, Others(self._signature, self._claim.run, process), process)
-        self.peers = Peers(self, self._links, settings.link_epoch)
-        Registration(self, self._links, self._key)
-        Control(self, self._key)
+        self._reports = Reports(
+            self.get_fully_qualified_name(), self.create_publisher,
+            self.get_publishers_info_by_topic, lambda: self.get_clock().now().to_msg(),
+            self._claim, self._signature)
+        watch = DuplicateServerWatch(
+            Others(self._signature, self._claim.run, process), process, self.get_namespace(),
+            lambda: None if self.done else (self.elapsed, self._reports.count),
+            self._drop_other, self._give_way, self.get_logger())
+        self.create_subscription(FleetStatus, 'fleet_status', watch.on_status, qos.STATUS)
+        self.peers = Peers(self._peer, self._links, settings.link_epoch, lambda: self.elapsed)
+        registration = Registration(self.machine, self.peers, self._links, self._key,
+                                    self._on_joined, self._refuse)
+        serve(self, Register, 'register', registration.answer, registration.answerer,
+              partial(self._refuse, ''))
+        self._open_control()
         self._offer = Offer(self, self._key,
                             None if self._signature is None else self._signature.sign,
                             self._link_to)
@@ -149,26 +158,51 @@ class ParameterServerNode(ManagedNode):
         if settings.upstream.robot:
             # Import this only here, because it imports all modules of a robot's node.
             from .parent_fleet import ParentFleet
-            self._above = ParentFleet(self, self._base, self._save if self.out else lambda: None)
+            here = fleet_namespace(self.get_namespace()), self.context.get_domain_id()
+            self._above = ParentFleet(self.machine, settings, here, self.create_guard_condition,
+                                      self._base, self._save if self.out else lambda: None,
+                                      self.get_logger())
             self.held.callback(self._above.close)
         self.create_timer(settings.heartbeat.period, self._heartbeat, clock=STEADY)
         if self.out is not None and settings.server.checkpoint_every:
             self.create_timer(settings.server.checkpoint_every, self._save, clock=STEADY)
 
+    def _open_control(self) -> None:
+        """Make the services that control the run, and let the parameter `sync` change."""
+        control = Control(
+            self.machine, self._key, self.settings.security.control, act=self.act, save=self.save,
+            pin=self._versions.pin, stop=partial(self.request_stop, 'stopped by request'),
+            set_parameters=self.set_parameters, refused=self._refuse_control)
+        for kind, name, answer in control.services:
+            serve(self, kind, name, answer, control.answerer, self._refuse_control)
+        self.add_on_set_parameters_callback(control.on_set_parameters)
+        self.held.callback(self.remove_on_set_parameters_callback, control.on_set_parameters)
+
+    def _peer(self, robot: str, link: ShapedLink) -> Peer:
+        """Make the topics of a robot; ``link`` emulates the link to it."""
+        base = f'{fleet_namespace(self.get_namespace())}/{robot}/'
+        channel = Channel(self, topics.SERVER, base, partial(self._on_message, robot),
+                          partial(self._on_unproved, robot), link, self._key is not None)
+        channel.listen()
+        heartbeat = self.create_publisher(Heartbeat, base + 'server_heartbeat', qos.HEARTBEAT)
+        self.create_subscription(TrainingStatus, base + 'training_status',
+                                 lambda message: self._on_status(robot, message), qos.HEARTBEAT)
+        self.create_subscription(Heartbeat, base + 'heartbeat',
+                                 lambda message: self._on_heartbeat(robot, message), qos.HEARTBEAT)
+        return Peer(base, channel, heartbeat.publish)
+
     def activate(self) -> None:
         """Let the robots train; the time of a pause does not count as time of training."""
-        now = time.monotonic()
-        self._time.go_on(now)
-        self.act(self.machine.resume(now))
+        self.run.go_on()
+        self.act(self.machine.resume(time.monotonic()))
         self._publish_status()
 
     def deactivate(self) -> None:
         """Stop granting iterations; raise `ConfigError` if the run is ending."""
         if self.machine.stopping:
             raise ConfigError('the run is ending')
-        now = time.monotonic()
-        self._time.pause(now)
-        self.act(self.machine.pause(now))
+        self.run.pause()
+        self.act(self.machine.pause(time.monotonic()))
         self._publish_status()
 
     def cleanup(self) -> None:
@@ -177,7 +211,7 @@ class ParameterServerNode(ManagedNode):
         self._had_run = self.out is not None
 
     def _forget(self) -> None:
-        for name in ('machine', 'task', 'peers', 'files', '_versions', '_above', '_base'):
+        for name in ('machine', 'task', 'peers', 'run', '_versions', '_above', '_base'):
             vars(self).pop(name, None)
 
     def shutdown(self) -> None:
@@ -196,9 +230,9 @@ class ParameterServerNode(ManagedNode):
         model = self.task.model()
         contents = contents_of(model)
         partition = contents.partition(training.granularity, training.codec)
-        found = self.files.newest_checkpoint(partition, contents.flatten())
+        found = self.run.newest_checkpoint(partition, contents.flatten())
         if found is not None:
-            master, state, self._time.before = found
+            master, state = found
         else:
             self.get_logger().info(f'preparing the model of {training.task}')
             prepare(self.task, model)
@@ -220,24 +254,38 @@ class ParameterServerNode(ManagedNode):
     @property
     def elapsed(self) -> float:
         """Seconds of training, including the training before a restart of the server."""
-        return self._time.elapsed(time.monotonic())
-
-    @property
-    def statuses(self) -> int:
-        """Number of statuses of the fleet that this server has published."""
-        return self._reports.count
+        return self.run.elapsed
 
     # -- events ---
 
-    def on_joined(self, robot: str, iteration: int, actions: list[Action], now: float) -> None:
+    def _on_joined(self, robot: str, iteration: int, actions: list[Action]) -> None:
         """Let a robot train from ``iteration`` on; the first call also begins the run."""
-        if self._time.begin(now):
-            self.peers.begin(now - self.elapsed)
-        self._presence.on_joined(robot, iteration)
+        if self.run.on_joined(robot, iteration):
+            self.peers.begin(time.monotonic() - self.elapsed)
         self.act(actions)
         self._publish_status()
 
-    def on_message(self, robot: str, message: Any) -> None:
+    def _refuse(self, robot: str, reason: str) -> None:
+        # Use one counter for all robots that were never accepted, so that invented names take no
+        # memory.
+        self.dropped[robot if robot in self.peers else 'unknown robots'] += 1
+        self.get_logger().warning(reason, throttle_duration_sec=5.0)
+
+    # Each kind of call or message that is refused has a line of its own that logs it, because rclpy
+    # counts the seconds between two log lines for each line of code.
+    def _refuse_control(self, reason: str) -> None:
+        self.dropped['control'] += 1
+        self.get_logger().warning(reason, throttle_duration_sec=5.0)
+
+    def _drop_other(self, reason: str) -> None:
+        self.dropped['another server'] += 1
+        self.get_logger().warning(reason, throttle_duration_sec=5.0)
+
+    def _give_way(self, reason: str) -> None:
+        """End, because the run belongs to another server."""
+        self.error, self.done = reason, True
+
+    def _on_message(self, robot: str, message: Any) -> None:
         """Handle a message of a transfer."""
         clipped = self.machine.clipped[robot]
         member = self.machine.members.get(robot)
@@ -256,18 +304,13 @@ class ParameterServerNode(ManagedNode):
             self.get_logger().info(checksum_of(sender.transfer, member.mirror.rows))
         self.act(actions)
 
-    def on_unproved(self, robot: str, error: SealError) -> None:
+    def _on_unproved(self, robot: str, error: SealError) -> None:
         """Count a message in the name of a robot whose seal the robot's key does not open."""
         self.dropped[robot] += 1
         self.get_logger().warning(f'dropped a message of {robot}: {error}',
                                   throttle_duration_sec=5.0)
 
-    @property
-    def keyed(self) -> bool:
-        """Whether the fleet has a key."""
-        return self._key is not None
-
-    def on_status(self, robot: str, message: Any) -> None:
+    def _on_status(self, robot: str, message: Any) -> None:
         """Handle a status message of a robot.
 
         The status counts as a heartbeat and is recorded. It may say that the robot pauses or stops.
@@ -284,9 +327,9 @@ class ParameterServerNode(ManagedNode):
         if self._key is not None:
             self._reports.relay.publish(message)
         if self.peers[robot].is_recorded(message, member):
-            self.files.record(lambda recorder: recorder.status(self.elapsed, message))
+            self.run.record(lambda recorder: recorder.status(self.elapsed, message))
         self._reports.remember(message)
-        self._presence.on_status(robot, message.state == PAUSED)
+        self.run.on_status(robot, message.state == PAUSED)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, time.monotonic()))
             return
@@ -294,7 +337,7 @@ class ParameterServerNode(ManagedNode):
             self._above.note(robot, message.loss, message.accuracy)
         self._hear(member, message)
 
-    def on_heartbeat(self, robot: str, message: Any) -> None:
+    def _on_heartbeat(self, robot: str, message: Any) -> None:
         """Handle a heartbeat of a robot, which sends it when no status is due."""
         member = self._sender_of(robot, message, lambda peer, _: peer.check_heartbeat(
             message, self._key is not None))
@@ -304,8 +347,8 @@ class ParameterServerNode(ManagedNode):
     def _hear(self, member: Member, message: Any) -> None:
         """Let a status or heartbeat show that a robot is alive."""
         now = time.monotonic()
-        if message.state == EVALUATING and self._ending.begun:
-            self._ending.wait(now)
+        if message.state == EVALUATING and self.run.ends:
+            self.run.wait()
         else:
             self.act(self.machine.on_heartbeat(member.robot, member.incarnation, now, message.loss,
                                                message.state))
@@ -319,7 +362,7 @@ class ParameterServerNode(ManagedNode):
         member = self.machine.members.get(robot)
         if member is None or member.state == AWAY \
                 or message.incarnation != process_of(member.incarnation):
-            if robot in self._presence.away:
+            if robot in self.run.away:
                 # The link to the robot is back. Publish a status now, so that the robot learns at
                 # once that the server counts it as away.
                 self._publish_status()
@@ -358,9 +401,9 @@ class ParameterServerNode(ManagedNode):
         now = time.monotonic()
         self._excuse(now)
         self._versions.look(now)
-        if self._ending.is_over(now, self._above is not None and self._above.pushing):
+        if self.run.is_over(self._versions.busy, self._above is not None and self._above.pushing):
             self.finish()
-        self._presence.report_away(self.machine.members.values())
+        self.run.report_away()
         if self._reports.is_due(self.machine):
             self._publish_status()
         self._reports.tell_newcomers()
@@ -389,18 +432,14 @@ class ParameterServerNode(ManagedNode):
 
     def _on_notice(self, notice: Notice) -> None:
         self.get_logger().warning(f'{notice.robot} {notice.what}: {notice.detail}')
-        self.files.fault(notice.robot, notice.what, notice.detail)
+        self.run.fault(notice.robot, notice.what, notice.detail)
         self._publish_status()
 
     def _on_stop(self, stop: Stop) -> None:
-        self._ending.begin(time.monotonic())
+        self.run.begin_end()
         self._versions.finish()
         if self._above is not None:
             self._above.account()
-
-    def pin(self, number: int) -> str:
-        """Choose the version of the model that its followers get, see `ModelVersions.pin`."""
-        return self._versions.pin(number)
 
     def _link_to(self, robot: str) -> ShapedLink | None:
         """Return the emulated link of a robot, which its readers of the model share with it."""
@@ -434,7 +473,9 @@ class ParameterServerNode(ManagedNode):
         """End the run at the user's request; end soon if the run is ending already."""
         if self.configured and not self.machine.stopping:
             self.request_stop('interrupted')
-        elif not self.configured or not self._ending.hurry(time.monotonic()):
+        elif self.configured and self._versions.busy:  # wait a moment for the evaluation
+            self.run.hurry(HURRY)
+        else:
             self.finish()
 
     def finish(self) -> None:
@@ -455,7 +496,7 @@ class ParameterServerNode(ManagedNode):
         if self.out is not None:
             self._save()
         self._versions.conclude()
-        incomplete = self.files.close(self.reason, self.machine.method.spec.text)
+        incomplete = self.run.close(self.reason, self.machine.method.spec.text)
         if incomplete:
             self.error = self.error or incomplete
             self.get_logger().error(self.error)
@@ -469,11 +510,11 @@ class ParameterServerNode(ManagedNode):
 
         :raises CheckpointError: the checkpoint could not be written.
         """
-        return self.files.save(*self._state(), name,
-                               checkpoint.NAMED if self._key else checkpoint.OPEN)
+        return self.run.save(*self._state(), name,
+                             checkpoint.NAMED if self._key else checkpoint.OPEN)
 
     def _save(self) -> None:
-        self.files.save_or_say(*self._state())
+        self.run.save_or_say(*self._state())
 
     def _state(self) -> tuple[np.ndarray, ServerState]:
         """Return the model, float32 (elements,), and the server's state, for a checkpoint."""
@@ -489,12 +530,12 @@ class ParameterServerNode(ManagedNode):
             # Another server continues the run. The robots would believe that the status `stopped`
             # is from that server.
             return
-        self._reports.status(self.machine, self.elapsed, self.done, self._presence.paused,
+        self._reports.status(self.machine, self.elapsed, self.done, self.run.paused,
                              [] if self._offer is None else self._offer.lines())
 
     def _diagnose(self) -> None:
         above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
-        self._reports.diagnose(self.machine, self.files.unsaved, above, self.dropped,
+        self._reports.diagnose(self.machine, self.run.unsaved, above, self.dropped,
                                [] if self._offer is None else self._offer.lines(),
                                {name: peer.base for name, peer in self.peers.items()})
 

@@ -22,9 +22,10 @@ from rog_core.errors import ConfigError
 from rog_core.protocol.config import TransferConfig
 from rog_core.protocol.messages import Compute
 from rog_core.protocol.states import PUSHING, STOPPED
+from rog_core.server.server import Server
 from rog_core.upstream import AS_IT_IS, Upstream, worker_above
 from rog_core.worker.worker import Worker
-from rog_ros.parameters import ServerSettings, fleet_namespace, upstream_parameters
+from rog_ros.parameters import ServerSettings, upstream_parameters
 from rog_ros.signature import process_of
 from rog_worker.node import WorkerNode
 
@@ -77,28 +78,31 @@ class FleetWorker(WorkerNode):
 class ParentFleet:
     """Connects a server's node with the parent fleet. Only the server's thread may call it.
 
+    :param here: namespace and DDS domain of this fleet.
+    :param create_guard: makes a guard condition of the server's node, which calls a function.
     :param base: `Upstream.base` from the checkpoint, float32 (elements,); None: the checkpoint
         has none, or there is no checkpoint.
     :param save: function that writes a checkpoint.
     """
 
-    def __init__(self, node: Any, base: np.ndarray | None, save: Callable[[], None]) -> None:
-        server, above = node.machine, node.settings.upstream
+    def __init__(self, server: Server, settings: ServerSettings, here: tuple[str, int],
+                 create_guard: Callable[[Callable[[], None]], Any], base: np.ndarray | None,
+                 save: Callable[[], None], log: Any) -> None:
+        above = settings.upstream
         domain = domain_of(above)
-        if (above.namespace, domain) == (fleet_namespace(node.get_namespace()),
-                                         node.context.get_domain_id()):
+        if (above.namespace, domain) == here:
             raise ConfigError('the parent fleet must have another domain or namespace than this '
                               'fleet: change upstream.domain_id or upstream.namespace')
         self.name = f'{above.namespace}/{above.robot}'
-        self._save, self._log = save, node.get_logger()
+        self._save, self._log = save, log
         self._robots: dict[str, tuple[float, float]] = {}  # robot -> its last (loss, accuracy)
         self._taken: Compute | None = None                 # the last order that was carried out
         self._context = Context()
-        ordered = node.create_guard_condition(self.go_on)
+        ordered = create_guard(self.go_on)
         with reaching(above):
-            require_key(above.key, node.settings.security.open)
+            require_key(above.key, settings.security.open)
             self._context.init([], initialize_logging=False, domain_id=domain)
-            self._worker = FleetWorker(node.settings, self._context, ordered.trigger)
+            self._worker = FleetWorker(settings, self._context, ordered.trigger)
         machine = worker_above(server, above.robot, self._worker.incarnation,
                                TransferConfig.of(self._worker.settings))
         self._upstream = Upstream(server, machine, base)

@@ -1,11 +1,10 @@
-"""The server's side of each robot: its topics, its emulated link, and the check of its statuses."""
+"""The server's side of each robot: what it says to it, and the check of its statuses."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fleet_env.emulated.shaped import ShapedLink
@@ -15,27 +14,22 @@ from fleet_ros.sealing import seal, unseal
 from rog_core.errors import RemoteProtocolError
 from rog_core.protocol.states import EVALUATING, PAUSED, STARVED, STOPPED, WORKER
 from rog_core.server.member import Member
-from rog_msgs.msg import Heartbeat, TrainingStatus
-from rog_ros import qos
+from rog_msgs.msg import Heartbeat
 from rog_ros.heartbeat import beats_after
-from rog_ros.parameters import fleet_namespace
-from rog_ros.topics import SERVER
 
 if TYPE_CHECKING:
     from fleet_env.settings.fleet import LinkConfig
 
-    from .node import ParameterServerNode
-
 
 class Peer:
-    """The topics of one robot, and the emulated link to it."""
+    """What the server says to one robot, and which of the robot's statuses count.
 
-    def __init__(self, node: ParameterServerNode, robot: str, link: ShapedLink) -> None:
-        self.base = base = f'{fleet_namespace(node.get_namespace())}/{robot}/'
-        self.channel = Channel(node, SERVER, base, partial(node.on_message, robot),
-                               partial(node.on_unproved, robot), link, node.keyed)
-        self.channel.listen()
-        self._heartbeat = node.create_publisher(Heartbeat, base + 'server_heartbeat', qos.HEARTBEAT)
+    :param base: beginning of the names of the robot's topics.
+    :param publish: publishes a heartbeat for the robot.
+    """
+
+    def __init__(self, base: str, channel: Channel, publish: Callable[[Heartbeat], None]) -> None:
+        self.base, self.channel, self._publish = base, channel, publish
         # None: the fleet has no key, or the robot has not registered yet.
         self.session: Session | None = None
         self.count = 0             # serial number of the robot's last status in this session
@@ -45,10 +39,6 @@ class Peer:
         self._spoke = -math.inf    # time at which the robot was sent anything
         self._noted = 0, 0         # `iteration` and `evaluated_at` of the last recorded status
         self._changes = [0, 0]     # how often each field of `_noted` has changed
-        node.create_subscription(TrainingStatus, base + 'training_status',
-                                 lambda message: node.on_status(robot, message), qos.HEARTBEAT)
-        node.create_subscription(Heartbeat, base + 'heartbeat',
-                                 lambda message: node.on_heartbeat(robot, message), qos.HEARTBEAT)
 
     def join(self, session: Session) -> None:
         """Begin a session with the robot, unless it is the present one."""
@@ -75,7 +65,7 @@ class Peer:
             return
         self._spoke = now
         self._beats += 1
-        self._heartbeat.publish(seal(self.session.to_robot if self.session else None, Heartbeat(
+        self._publish(seal(self.session.to_robot if self.session else None, Heartbeat(
             incarnation=server, count=self._beats, loss=math.nan)))
 
     def is_recorded(self, message: Any, member: Member) -> bool:
@@ -138,15 +128,17 @@ class Peer:
 class Peers(dict[str, Peer]):
     """Robot -> peer, for each robot that is listed or has registered.
 
+    :param make: makes the peer of a robot, and its topics, with this emulated link.
     :param links: link of each robot that the fleet file lists.
     :param epoch: time on the monotonic clock at which the emulated links began. 0: the
         links begin with the call of `begin`, and delay nothing before that call.
+    :param elapsed: returns the seconds of training until now.
     """
 
-    def __init__(self, node: ParameterServerNode, links: Mapping[str, LinkConfig], epoch: float
-                 ) -> None:
+    def __init__(self, make: Callable[[str, ShapedLink], Peer], links: Mapping[str, LinkConfig],
+                 epoch: float, elapsed: Callable[[], float]) -> None:
         super().__init__()
-        self._node, self._links, self._epoch = node, links, epoch
+        self._make, self._links, self._epoch, self._elapsed = make, links, epoch, elapsed
         self._emulated: list[Channel] = []
         for robot in links:
             self.of(robot)
@@ -158,9 +150,9 @@ class Peers(dict[str, Peer]):
             shaped = ShapedLink() if link is None else ShapedLink.from_config(link, self._epoch)
             if not self._epoch:
                 shaped.hold()
-                if self._node.elapsed:
-                    shaped.begin(time.monotonic() - self._node.elapsed)
-            self[robot] = Peer(self._node, robot, shaped)
+                if elapsed := self._elapsed():
+                    shaped.begin(time.monotonic() - elapsed)
+            self[robot] = self._make(robot, shaped)
             if shaped.delays:
                 self._emulated.append(self[robot].channel)
         return self[robot]

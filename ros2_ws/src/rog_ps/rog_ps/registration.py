@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import Any
 
 from fleet_link.key import Key
 from fleet_link.seal import Answerer, Call
-from fleet_ros.sealing import serve
 from rog_core.errors import ConfigError, RemoteProtocolError, shown
-from rog_core.protocol.messages import RegisterResponse
-from rog_msgs.srv import Register
+from rog_core.protocol.messages import Action, RegisterResponse
+from rog_core.server.server import Server
 from rog_ros.convert import request_from_ros, response_to_ros
 from rog_ros.parameters import robot_name
 
-if TYPE_CHECKING:
-    from .node import ParameterServerNode
-
+from .peer import Peers
 
 # Maximum number of robots in a fleet that has neither a key nor a list of robots. The topics of
 # each robot slow rclpy down, so strangers must not be able to add many robots.
@@ -26,21 +22,25 @@ OPEN = 32
 
 
 class Registration:
-    """Answers the calls of `register`, and tells the node which robots have joined.
+    """Answers the calls of `register`.
 
+    :param peers: the robots that are listed or have registered.
     :param listed: names of the robots that may take part; empty: all robots may take part.
     :param key: key of the fleet; with a key, a robot must prove that it has its own key.
+    :param joined: called for each robot that is accepted, with its name, the iteration from which
+        it trains, and the actions of the state machine.
+    :param refused: called with the name of a robot that is refused, and the reason.
     """
 
-    def __init__(self, node: ParameterServerNode, listed: Collection[str], key: Key | None
-                 ) -> None:
-        self._node, self._listed, self._key = node, listed, key
-        self._answerer = key and Answerer(key.secret_of, node.machine.incarnation)
-        serve(node, Register, 'register', self._on_register, self._answerer,
-              partial(self._note_refusal, ''))
+    def __init__(self, machine: Server, peers: Peers, listed: Collection[str], key: Key | None,
+                 joined: Callable[[str, int, list[Action]], None],
+                 refused: Callable[[str, str], None]) -> None:
+        self._machine, self._peers, self._listed, self._key = machine, peers, listed, key
+        self._joined, self._refused = joined, refused
+        self.answerer = key and Answerer(key.secret_of, machine.incarnation)
 
-    def _on_register(self, request: Any, response: Any, call: Call | None) -> Any:
-        now, node = time.monotonic(), self._node
+    def answer(self, request: Any, response: Any, call: Call | None) -> Any:
+        """Answer a call of a robot; ``call``: what its seal proves, None without a key."""
         try:
             wanted = request_from_ros(request)
             robot_name(wanted.robot)
@@ -51,29 +51,24 @@ class Registration:
             response.accepted, response.reason = False, shown(error)
             return response
         refused = self._unlisted(wanted.robot)
-        answer, actions = (refused, []) if refused else node.machine.on_register(wanted, now)
+        answer, actions = (refused, []) if refused else self._machine.on_register(
+            wanted, time.monotonic())
         if answer.accepted:
-            peer = node.peers.of(wanted.robot)
-            if call is not None and self._answerer is not None:
-                peer.join(self._answerer.session(call, answer.incarnation))
-            node.on_joined(wanted.robot, answer.iteration, actions, now)
+            peer = self._peers.of(wanted.robot)
+            if call is not None and self.answerer is not None:
+                peer.join(self.answerer.session(call, answer.incarnation))
+            self._joined(wanted.robot, answer.iteration, actions)
         else:
-            self._note_refusal(wanted.robot, f'refused {wanted.robot}: {answer.reason}')
+            self._refused(wanted.robot, f'refused {wanted.robot}: {answer.reason}')
         return response_to_ros(answer, response)
-
-    def _note_refusal(self, robot: str, reason: str) -> None:
-        # Use one counter for all robots that were never accepted, so that invented names take no
-        # memory.
-        self._node.dropped[robot if robot in self._node.peers else 'unknown robots'] += 1
-        self._node.get_logger().warning(reason, throttle_duration_sec=5.0)
 
     def _unlisted(self, robot: str) -> RegisterResponse | None:
         """Return the refusal if a robot of this name must not take part, else None."""
         if self._listed and robot not in self._listed:
             return RegisterResponse(False, f"'{robot}' is not in the fleet file; it lists "
                                     f"{', '.join(self._listed)}")
-        if not self._listed and self._key is None and robot not in self._node.peers \
-                and len(self._node.peers) >= OPEN:
+        if not self._listed and self._key is None and robot not in self._peers \
+                and len(self._peers) >= OPEN:
             return RegisterResponse(False, f'a server that anybody may join must have at most '
                                     f'{OPEN} robots: list them in the fleet file, or give the '
                                     'fleet a key')

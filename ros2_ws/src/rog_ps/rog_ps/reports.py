@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from fleet_env.command import version
 from fleet_ros.ending import LAST_WORDS
 from rclpy.duration import Duration
-from rclpy.node import Node
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
 from rog_core.server.member import mta_time
@@ -64,21 +63,29 @@ class Reports:
 
     Whoever shows the fleet takes the statuses of all robots from the server, so that each of them
     passes the robot's link only once.
+
+    :param name: full name of the node.
+    :param create_publisher: makes a publisher of the node for a type, a topic and a profile.
+    :param publishers_of: returns what is known of the publishers of a topic.
+    :param stamp: returns the present ROS time for a header.
     """
 
-    def __init__(self, node: Node, claim: Claim, signature: Signature | None) -> None:
-        self._node, self._claim, self._signature = node, claim, signature
-        self._status = node.create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
-        self.relay = node.create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
-        self._before = node.create_publisher(TrainingStatus, qos.PAST, qos.ONCE)
-        self._fleet_before = node.create_publisher(FleetStatus, qos.PAST_FLEET, qos.ONCE)
+    def __init__(self, name: str, create_publisher: Callable[..., Any],
+                 publishers_of: Callable[[str], list[Any]], stamp: Callable[[], Any],
+                 claim: Claim, signature: Signature | None) -> None:
+        self._name, self._publishers_of, self._stamp = name, publishers_of, stamp
+        self._claim, self._signature = claim, signature
+        self._status = create_publisher(FleetStatus, 'fleet_status', qos.STATUS)
+        self.relay = create_publisher(TrainingStatus, qos.ROBOTS, qos.RELAY)
+        self._before = create_publisher(TrainingStatus, qos.PAST, qos.ONCE)
+        self._fleet_before = create_publisher(FleetStatus, qos.PAST_FLEET, qos.ONCE)
         self._past: dict[str, _Past] = {}
         self._past_fleet: deque[Any] = deque(maxlen=PAST_FLEET)
         self._last: Any = None               # the last status
         # number of listeners of the publishers of earlier statuses, and what they still have to get
         self._listeners: Counter[Any] = Counter()
         self._owed: list[tuple[Any, Any]] = []
-        self._diagnostics = node.create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
+        self._diagnostics = create_publisher(DiagnosticArray, '/diagnostics', qos.DIAGNOSTICS)
         self.count = 0                       # number of published statuses
         self.last = -math.inf                # time of the last status
         self._said: tuple[Any, ...] = ()     # what the last status said, see `_news`
@@ -137,7 +144,7 @@ class Reports:
             why=why(m, machine.iteration, now))
             for m in machine.members.values()]
         message.followers = [line[:MOST_LINE] for line in followers]
-        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.header.stamp = self._stamp()
         if self._signature is not None:
             self._signature.sign(message)
         self._status.publish(message)
@@ -148,7 +155,7 @@ class Reports:
     def remember(self, message: Any) -> None:
         """Keep a status of a robot for those that begin to listen later."""
         # with this process's time, which those of the fleet's statuses fit
-        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.header.stamp = self._stamp()
         self._past.setdefault(message.robot, _Past()).add(message)
 
     def tell_newcomers(self) -> None:
@@ -184,7 +191,7 @@ class Reports:
         """
         away = [m.robot for m in machine.members.values() if m.state == AWAY]
         status = DiagnosticStatus(
-            name=f'{self._node.get_fully_qualified_name()}: fleet', hardware_id='rog',
+            name=f'{self._name}: fleet', hardware_id='rog',
             level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
             message=f'away: {", ".join(away)}' if away else f'{len(machine.active())} robots')
         refused = machine.refused
@@ -207,7 +214,7 @@ class Reports:
                for topic, who in self._who_publishes(dropped, bases).items()}}
         status.values = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
         message = DiagnosticArray(status=[status])
-        message.header.stamp = self._node.get_clock().now().to_msg()
+        message.header.stamp = self._stamp()
         self._diagnostics.publish(message)
 
     def _who_publishes(self, dropped: Counter[str], bases: Mapping[str, str]) -> dict[str, str]:
@@ -225,7 +232,7 @@ class Reports:
         found = {}
         for robot in [name for name in dropped if name in bases]:
             topic = bases[robot] + 'training_status'
-            known = self._node.get_publishers_info_by_topic(topic)
+            known = self._publishers_of(topic)
             if len(known) > 1:
                 found[topic] = ', '.join(shown(f'{one.node_namespace}/{one.node_name} ', 80)
                                          + bytes(one.endpoint_gid).hex() for one in known[:8])

@@ -1,15 +1,13 @@
 """Who may control a run."""
 
 import sys
-from collections import Counter
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from fleet_link.errors import SealError
 from fleet_link.key import new_key
 from fleet_link.seal import Caller
-from fleet_ros.sealing import octets
+from fleet_ros.sealing import octets, serve
 from rclpy.serialization import deserialize_message, serialize_message
 from rog_core.errors import ConfigError
 from rog_core.methods import is_known
@@ -31,12 +29,14 @@ class Server:
     """The control services of a node; ``saved`` lists the names of its saved checkpoints."""
 
     def __init__(self, key=None, control=True):
-        self.saved, self.services = [], {}
-        node = Mock(machine=SimpleNamespace(incarnation=5), dropped=Counter(), save=self.save,
-                    settings=SimpleNamespace(security=SimpleNamespace(control=control)))
-        node.create_service = lambda kind, name, answer: self.services.update({name: answer})
-        node.resolve_service_name = '/rog/{}'.format
-        Control(node, key)
+        self.saved, self.services, self.refused = [], {}, []
+        node = SimpleNamespace(
+            create_service=lambda kind, name, answer: self.services.update({name: answer}),
+            resolve_service_name='/rog/{}'.format)
+        made = Control(SimpleNamespace(incarnation=5), key, control, act=None, save=self.save,
+                       pin=None, stop=None, set_parameters=None, refused=self.refused.append)
+        for kind, name, answer in made.services:
+            serve(node, kind, name, answer, made.answerer, self.refused.append)
 
     def save(self, name):
         if name == 'bad':
@@ -73,6 +73,7 @@ def test_who_has_the_key_is_obeyed_and_told_what_was_wrong():
     assert client.ask('a').message == '/out/a'
     bad = client.ask('bad')
     assert not bad.success and bad.message == 'this cannot be a name' and server.saved == ['a']
+    assert server.refused == ['refused a control call: this cannot be a name']
 
 
 def test_who_has_no_key_or_another_one_is_refused_and_the_answer_proves_nothing():

@@ -13,7 +13,7 @@ from fleet_env.versions import Versions
 from fleet_env.weights import load_weights
 from rog_core.model.flat import contents_of, flatten, partition_of_model
 from rog_ps.model_versions import REST, ModelVersions
-from rog_ps.run_files import RunFiles
+from rog_ps.run_log import RunLog
 from rog_ros.parameters import ServerSettings
 
 
@@ -62,15 +62,14 @@ class Server:
         chosen = ServerSettings(
             out=str(out), resume=resumed, fleet='small', training={'task': 'a:B'},
             server={'checkpoint_every': 10.0})
-        self.files = RunFiles(chosen, lambda: 5.0, self.log)
+        self.run = RunLog(chosen, self.log)
         model = self.task.model()
         self.machine = SimpleNamespace(
             master=flatten(model), iteration=0, stopping=False,
             partition=partition_of_model(model, 'row', 'onebit'),
             method=SimpleNamespace(spec=SimpleNamespace(text='rsp:4')))
-        self.files.begin(self.machine.partition, self.machine.master, ['robot1'],
-                         None if resumed else (math.nan, .25))
-        self.versions = ModelVersions(chosen, self.files, self.machine, self.task,
+        self.run.begin(self.machine, ['robot1'], None if resumed else (math.nan, .25))
+        self.versions = ModelVersions(chosen, self.run, self.machine, self.task,
                                       contents_of(model),
                                       self.woken.release, lambda: self.offers.append(1))
         self.store = Versions(out / 'models')
@@ -92,7 +91,7 @@ class Server:
         return flatten(model)
 
     def events(self, kind):
-        return [event for event in read_run(self.files.out) if isinstance(event, kind)]
+        return [event for event in read_run(self.run.out) if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -159,7 +158,7 @@ def test_the_final_model_is_evaluated_once_after_the_one_before_it(server):
     server.versions.conclude()
     assert server.store.numbers() == [1, 2, 3] and server.store.read(3).accuracy == .9
     assert np.array_equal(server.model(3), server.machine.master)
-    server.files.close('finished', 'rsp:4')
+    server.run.close('finished', 'rsp:4')
 
 
 def test_a_final_model_that_is_not_evaluated_in_time_is_written_without_an_accuracy(server):
@@ -205,7 +204,7 @@ def test_a_diverged_model_is_no_version(server):
     server.versions.finish()
     server.evaluated(.1, 101.0)
     assert server.store.numbers() == [1]
-    assert 'no model version: ' in server.files.unsaved and 'diverged' in server.files.unsaved
+    assert 'no model version: ' in server.run.unsaved and 'diverged' in server.run.unsaved
 
 
 def test_what_cannot_be_written_is_said_until_it_can(server):
@@ -216,19 +215,19 @@ def test_what_cannot_be_written_is_said_until_it_can(server):
     server.train(2)
     server.versions.look(110.0)
     server.evaluated(.5, 110.0)
-    assert 'no model version: ' in server.files.unsaved
+    assert 'no model version: ' in server.run.unsaved
     assert [event.what for event in server.events(Fault)] == ['no_model_version']
     models.unlink()
     os.rename(moved, models)
     server.train(3)
     server.versions.look(220.0)
     server.evaluated(.6, 220.0)
-    assert server.files.unsaved == '' and server.log.said[-1] == 'model versions are written again'
+    assert server.run.unsaved == '' and server.log.said[-1] == 'model versions are written again'
     assert [version.iteration for version in server.store.listed()] == [0, 3]
 
 
 def test_a_resumed_run_goes_on_with_its_numbers(server, tmp_path):
-    server.files.close('interrupted', 'rsp:4')
+    server.run.close('interrupted', 'rsp:4')
     again = Server(tmp_path / 'run', resumed=True)
     again.versions.begin(0.0, None)
     assert again.store.numbers() == [1]
@@ -244,7 +243,7 @@ def test_without_a_folder_nothing_is_evaluated_or_written(tmp_path, monkeypatch)
     settings = ServerSettings(training={'task': 'a:B'})
     machine = SimpleNamespace(master=np.ones(8, np.float32), iteration=3, stopping=False,
                               method=SimpleNamespace(spec=SimpleNamespace(text='bsp')))
-    versions = ModelVersions(settings, RunFiles(settings, lambda: 0.0, Log()), machine, task,
+    versions = ModelVersions(settings, RunLog(settings, Log()), machine, task,
                              contents_of(task.model()), lambda: None, lambda: None)
     versions.begin(0.0, .5)
     versions.look(100.0)

@@ -15,13 +15,11 @@ MEMBER = SimpleNamespace(incarnation=5, granted=7)
 
 def check(member=MEMBER, **fields):
     status = TrainingStatus(**{'robot': 'robot1', 'state': 'computing', **fields})
-    Peer.check_status(unkeyed(), status, member, 9, keyed=False)
+    unkeyed().check_status(status, member, 9, keyed=False)
 
 
 def unkeyed():
-    peer = object.__new__(Peer)
-    peer.session, peer.count, peer._beat = None, 0, (None, 0)
-    return peer
+    return Peer('/robot1/', None, None)
 
 
 @pytest.mark.parametrize('state', ['dancing', 'stopped', 'paused'])
@@ -68,9 +66,9 @@ def recorded(statuses):
 
     A status is (attempt, iteration, evaluated_at, state).
     """
-    peer = SimpleNamespace(_noted=(0, 0), _changes=[0, 0])
-    return [Peer.is_recorded(
-        peer, TrainingStatus(iteration=iteration, evaluated_at=evaluated, state=state),
+    peer = unkeyed()
+    return [peer.is_recorded(
+        TrainingStatus(iteration=iteration, evaluated_at=evaluated, state=state),
         SimpleNamespace(attempt=attempt)) for attempt, iteration, evaluated, state in statuses]
 
 

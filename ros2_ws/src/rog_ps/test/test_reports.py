@@ -20,11 +20,10 @@ PARTITION = partition_of([('w', (20, 60))])
 @pytest.fixture
 def made():
     """Reports whose publishers and node are not there."""
-    node = MagicMock()
-    node.create_publisher.side_effect = lambda kind, topic, profile: MagicMock(
-        **{'get_subscription_count.return_value': 0})
-    node.get_clock.return_value.now.return_value.to_msg.return_value = Time()
-    return reports.Reports(node, SimpleNamespace(run=0, start=1), None)
+    return reports.Reports(
+        '/rog/server', lambda kind, topic, profile: MagicMock(
+            **{'get_subscription_count.return_value': 0}), lambda topic: [], Time,
+        SimpleNamespace(run=0, start=1), None)
 
 
 @pytest.fixture

@@ -11,19 +11,20 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from fleet_env.emulated.stragglers import Pause
 from fleet_env.power.jetson import open_meter
 from fleet_link.errors import SealError
-from fleet_link.seal import Session
+from fleet_link.seal import Caller, Session
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.exposure import team_key
 from fleet_ros.managed import ManagedNode
+from fleet_ros.middleware import other_middleware
 from fleet_ros.parameters import declare
-from fleet_ros.sealing import unseal
+from fleet_ros.reminder import Reminder
+from fleet_ros.sealing import ServiceClient, unseal
 from fleet_ros.services import STEADY, close_parameters
 from rog_core.arrays import Array
 from rog_core.errors import ConfigError, RogError, shown
@@ -34,6 +35,7 @@ from rog_core.protocol.messages import (
     Compute,
     Receipt,
     RegisterRequest,
+    RegisterResponse,
     Send,
     Stop,
 )
@@ -43,20 +45,18 @@ from rog_core.protocol.states import (
 )
 from rog_core.shell import Shell
 from rog_core.worker.worker import Worker
-from rog_msgs.msg import (
-    FleetStatus,
-    Heartbeat,
-)
+from rog_msgs.msg import FleetStatus, Heartbeat
+from rog_msgs.srv import Register
 from rog_ros import qos
+from rog_ros.convert import payload_bytes
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
 from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order
 from rog_ros.signature import Signature, process_of
 from rog_ros.topics import WORKER
-from rog_tasks.sources import Source
 
 from .registration import Registration
-from .reports import Reports
+from .reports import Present, Reports
 from .sources import Watch
 
 LONGEST = 1e9  # seconds (30 years); a status with a longer elapsed time is wrong
@@ -126,15 +126,29 @@ class WorkerNode(ManagedNode):
         self.create_subscription(FleetStatus, self.settings.server_namespace + '/fleet_status',
                                  self._on_fleet, qos.HEARTBEAT)
         self.create_subscription(Heartbeat, 'server_heartbeat', self._on_heartbeat, qos.HEARTBEAT)
-        self.registration = Registration(self, self._key)
-        self.reports = Reports(self)
+        self.registration = self._registration()
+        self.reports = Reports(
+            self.get_fully_qualified_name(), self.robot, self.incarnation,
+            self.settings.heartbeat.limit, self.link, self.create_publisher,
+            lambda: self.get_clock().now().to_msg(), self._present, self._set_alarm)
         self._alarm = Alarm(self._on_time, self)
         self.held.callback(self._forget)
         self.held.callback(self._alarm.close)
         self._started = self.create_guard_condition(self._on_start)
         self._ready = self.create_guard_condition(self._on_gradient)
         self.create_timer(self.settings.heartbeat.period, self._heartbeat, clock=STEADY)
-        self.create_timer(1.0, self.reports.diagnose, clock=STEADY)
+        self.create_timer(1.0, self._diagnose, clock=STEADY)
+
+    def _registration(self) -> Registration:
+        name, key = self.settings.server_namespace + '/register', self._key
+        client = ServiceClient(self, Register, name,
+                               key and Caller(key.secret, self.robot, self.incarnation),
+                               self._on_unproved_answer)
+        self._reminder = Reminder()  # says when to log again that there is no server
+        return Registration(
+            client, key, self.incarnation, self.settings.heartbeat.limit, awaits=self._awaits,
+            follows=self._follows, joined=self._on_session, answered=self._on_answer,
+            given_up=self.leave, dropped=self._on_strange_answer, log=self.get_logger())
 
     def activate(self) -> None:
         """Rejoin the fleet after a pause.
@@ -216,9 +230,9 @@ class WorkerNode(ManagedNode):
             self._is_over = True
             self._close_sources()
 
-    def watch(self, sources: Sequence[Source]) -> None:
-        """Pass topic messages to the sources, and report the sources' state, until the run ends."""
-        self.watched = Watch(self, sources)
+    def watch(self, watched: Watch) -> None:
+        """Report the state of a task's data sources until the run ends."""
+        self.watched = watched
         if self._is_over:  # the user has ended the run already
             self._close_sources()
 
@@ -256,7 +270,7 @@ class WorkerNode(ManagedNode):
         if self.machine is not None:
             self.act(self.machine.on_time(now))
         else:
-            self.set_alarm()
+            self._set_alarm()
 
     def _on_message(self, message: Any) -> None:
         if self.machine is None or self.has_dropped_out:
@@ -268,6 +282,8 @@ class WorkerNode(ManagedNode):
             self._hear(time.monotonic())
             self.act(actions)
 
+    # Each kind of message that is dropped has a line of its own that logs it, because rclpy counts
+    # the seconds between two log lines for each line of code.
     def _on_unproved(self, error: SealError) -> None:
         self.dropped += 1
         self.get_logger().warning(f'dropped a message of the server: {error}',
@@ -280,7 +296,7 @@ class WorkerNode(ManagedNode):
         ours = self.machine is not None and message.incarnation == process_of(self.machine.server)
         if self._signature is not None and not self._is_proved(message, ours):
             return
-        if not self.is_of_ours(ours, now):
+        if not self._listens(ours, now):
             self.get_logger().warning(
                 f'there is a second parameter server at {self.settings.server_namespace}: '
                 f'{shown(message.host, 80)}; this robot stays with the one that has accepted it',
@@ -349,7 +365,7 @@ class WorkerNode(ManagedNode):
         self._loyalty.note(ours, message)
         return True
 
-    def is_of_ours(self, ours: bool, now: float) -> bool:
+    def _listens(self, ours: bool, now: float) -> bool:
         """Return whether the robot uses a message from a server.
 
         ``ours``: whether this server has accepted the robot. The robot uses messages of other
@@ -359,6 +375,49 @@ class WorkerNode(ManagedNode):
         machine = self.machine
         return machine is None or not machine.server or self._loyalty.listens(ours, now)
 
+    # -- registration ---
+
+    def _on_register(self, request: RegisterRequest) -> None:
+        """Call the server over the emulated link; do nothing during an emulated drop-out."""
+        if not self.has_dropped_out:
+            self.link.send(payload_bytes(request), lambda: self._register(request),
+                           time.monotonic(), lossy=True)
+
+    def _register(self, request: RegisterRequest) -> None:
+        if self.registration.call(request):
+            self._reminder.reset()
+            return
+        if strange := other_middleware(self, f'{self.settings.server_namespace}/register'):
+            self.get_logger().error(strange, throttle_duration_sec=5.0)
+        if self._reminder.due(time.monotonic()):
+            self.get_logger().info(f'{self.robot} waits for the parameter server at {self.place}; '
+                                   'rog doctor looks for the reason')
+
+    def _awaits(self, request: RegisterRequest) -> bool:
+        return self.machine is not None and self.machine.awaits(request) \
+            and not self.is_cut_off(time.monotonic())
+
+    def _follows(self, server: int) -> bool:
+        assert self.machine is not None
+        return self._listens(server == self.machine.server, time.monotonic())
+
+    def _on_session(self, session: Session) -> None:
+        self.channel.keep(session.to_server, session.to_robot, session.number)
+
+    def _on_answer(self, response: RegisterResponse) -> None:
+        assert self.machine is not None
+        self.act(self.machine.on_register_response(response, time.monotonic()))
+
+    def _on_unproved_answer(self, reason: str) -> None:
+        self.dropped += 1
+        self.get_logger().warning(
+            f'{reason}. Server and robot must have keys that belong together; here it is '
+            f'{self.settings.security.key}', throttle_duration_sec=5.0)
+
+    def _on_strange_answer(self, reason: str) -> None:
+        self.dropped += 1
+        self.get_logger().warning(reason, throttle_duration_sec=5.0)
+
     # -- actions ---
 
     def act(self, actions: list[Action]) -> None:
@@ -367,7 +426,7 @@ class WorkerNode(ManagedNode):
         self._shell.carry_out(actions)
         self.channel.flush()
         self.meter.enter(self.machine.activity, time.monotonic())
-        self.set_alarm()
+        self._set_alarm()
 
     def _on_send(self, send: Send) -> None:
         if not self.has_dropped_out:
@@ -379,9 +438,6 @@ class WorkerNode(ManagedNode):
             assert self.machine is not None
             self.get_logger().info(checksum_of(send.message.transfer,
                                                self.machine.accumulator.weights))
-
-    def _on_register(self, request: RegisterRequest) -> None:
-        self.registration.send(request, time.monotonic())
 
     def _on_compute(self, order: Compute) -> None:
         self.channel.flush()  # rows go before the status
@@ -419,7 +475,19 @@ class WorkerNode(ManagedNode):
         """Publish the status; see `Reports.report`."""
         self.reports.report(state, urgent)
 
-    def set_alarm(self) -> None:
+    def _present(self) -> Present:
+        now, watched = time.monotonic(), self.watched
+        return Present(self.machine, self.registration.session, self.loss, self.evaluation,
+                       self.meter.power(now), self.meter.energy(now) if self.has_begun else 0.0,
+                       watched is not None and watched.starved)
+
+    def _diagnose(self) -> None:
+        now = time.monotonic()
+        self.reports.diagnose([] if self.watched is None else self.watched.look(),
+                              now - self.server.heard if self.server.is_silent(now) else 0.0,
+                              self.dropped)
+
+    def _set_alarm(self) -> None:
         """Set the alarm to the next deadline of the link or the state machine."""
         self._alarm.set(min(self.link.deadline,
                             math.inf if self.machine is None else self.machine.deadline))

@@ -19,6 +19,7 @@ from rog_tasks.robot_data import RobotData
 from rog_tasks.task import load_task, measure
 
 from .node import WorkerNode
+from .sources import Watch
 
 
 class Training:
@@ -34,7 +35,7 @@ class Training:
                               training.batch_size)
         self.data = RobotData(self.task, settings.rank, settings.world)
         self.model = self.task.model().to(torch_device(training.device))
-        node.watch(self.task.sources)
+        node.watch(Watch(node, self.task.sources))
 
     def run(self, stop: threading.Event) -> None:
         """Train until the run is over or ``stop`` is set."""

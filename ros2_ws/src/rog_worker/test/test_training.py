@@ -97,7 +97,7 @@ class Robot:
         self.pauses = []
         self.pause = self.pauses.append
         self.watched = []
-        self.watch = self.watched.extend
+        self.watch = self.watched.append
 
     def join(self, machine):
         self.machine = machine
