@@ -4,6 +4,8 @@ import io
 
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from fleet_env.records.summary import RobotSummary, Summary
+from fleet_env.settings.fleet import FleetConfig, RobotConfig
 from fleet_link.key import new_key
 from fleet_testing import eventually
 from rich.console import Console
@@ -218,3 +220,15 @@ def test_who_asks_for_policies_waits_for_one_and_needs_no_fleet(monkeypatch, cap
         out, err = capsys.readouterr()
         assert 'waiting for a parameter server or a policy in DDS domain 7' in err
         assert ('/robot1/policy: policy acts' in out, 'and no policy in' in err) == (once, not once)
+
+
+def test_the_outcome_names_all_that_went_wrong(capsys):
+    notes = {'server': {'accuracy': 0.5, 'iteration': 7, 'young': 0.6},
+             'failed': {'robot2': 'iteration 3: the gradient holds NaN'},
+             'faults': {'push_refused': 4}}
+    view.outcome(Summary('rsp:4', 'digits', 1, 60.0, {'robot1': RobotSummary(7)}, notes=notes),
+                 FleetConfig(name='one', robots=[RobotConfig(name='robot1')]))
+    said = ' '.join(capsys.readouterr().out.split())
+    for part in ('at iteration 7: 50.0 %', '60.0 % of the statistics', '4 pushes were refused',
+                 'robot2 has left the fleet: iteration 3: the gradient holds NaN'):
+        assert part in said

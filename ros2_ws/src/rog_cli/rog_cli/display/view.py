@@ -328,6 +328,5 @@ def outcome(summary: Summary, fleet: FleetConfig) -> None:
                       soft_wrap=True)
     if refused := summary.notes.get('faults', {}).get('push_refused'):
         console.print(f'{refused} pushes were refused from the row on at which their norm became '
-                      f'implausible (server.implausible: {fleet.server.implausible:g}); run.jsonl '
-                      'says which and why. Is the learning rate, the loss, or the scale of the '
-                      'inputs too large?')
+                      'implausible; run.jsonl says which and why. Is the learning rate, the loss, '
+                      'or the scale of the inputs too large?')

@@ -82,7 +82,7 @@ class PushFilter:
         """A text that says why a push is refused."""
         if not self.implausible:
             return f'its norm is above {LARGEST:g}'
-        return f'its norm is above {self.implausible:g} times the usual one (server.implausible)'
+        return f'its norm is above {self.implausible:g} times the usual one'
 
     def usual(self, kind: Kind) -> float:
         """Return the usual norm of a push of this kind, as computed from the last pushes."""

@@ -598,7 +598,7 @@ class Server:
             self.refused[member.robot] += 1
             return [Notice(member.robot, 'push_refused', 'it changes buffers, such as the '
                            'statistics of a BatchNorm, as no healthy robot does; are the inputs '
-                           'of a very large scale? (server.implausible: 0 allows it)')]
+                           'of a very large scale?')]
         self.aggregation.take_buffers(member, rows, self.active(),
                                       self.config.transfer.buffers == 'local')
         return []
