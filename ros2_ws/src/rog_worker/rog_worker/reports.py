@@ -162,7 +162,8 @@ class Reports:
         evaluated_at, accuracy = present.evaluation
         message = TrainingStatus(robot=self._robot, incarnation=self._process,
                                  count=self._count, host=this_process(), version=version(),
-                                 state=state or REGISTERING, loss=present.loss,
+                                 state=state or (STARVED if present.is_starved else REGISTERING),
+                                 loss=present.loss,
                                  accuracy=accuracy, evaluated_at=evaluated_at,
                                  link_rate=self._link.rate(now), power=present.power,
                                  energy=present.energy)
