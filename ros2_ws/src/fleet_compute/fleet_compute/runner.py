@@ -450,7 +450,7 @@ class Runner:
             raise ValueError('a batch would not compute what single requests do')
         inputs = [self._placed(arena) for arena in arenas]
         with torch.inference_mode():
-            results = together(computation, inputs, self._apply(common, len(arenas)))
+            results = together(computation, inputs, self._apply(common, computation, len(arenas)))
             if not common.proved:
                 _check(results[0], computation(*self._placed(arenas[0])))
                 common.proved = True
@@ -460,7 +460,8 @@ class Runner:
     def _alone(self, common: _Common, computation: Computation, arena: Any) -> str:
         try:
             with torch.inference_mode():
-                _keep(arena, self._apply(common, 1)(computation, self._placed(arena)))
+                apply = self._apply(common, computation, 1)
+                _keep(arena, apply(computation, self._placed(arena)))
         except Exception as error:  # the tenant computes itself, and meets the error
             if self._device.type == 'cuda':
                 torch.cuda.synchronize(self._device)    # raises if the error has broken the GPU
@@ -472,14 +473,15 @@ class Runner:
         with torch.inference_mode():
             return [tensor.to(self._device, copy=True) for tensor in arena.inputs]
 
-    def _apply(self, common: _Common, size: int) -> Callable[..., Sequence[torch.Tensor]]:
+    def _apply(self, common: _Common, computation: Computation, size: int
+               ) -> Callable[..., Sequence[torch.Tensor]]:
+        """Return what calls a function for so many requests, from a graph where there is one."""
         graphs = graphs_on(self._device)
 
         def apply(function: Function, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             if graphs is None:
                 return function(*tensors)
-            return graphs.run(common.parts, size, common.computation.name, function, tensors) \
-                if common.computation is not None else function(*tensors)
+            return graphs.run(common.parts, size, computation.name, function, tensors)
         return apply
 
 

@@ -145,27 +145,25 @@ def test_what_two_tenants_offer_is_shared_until_one_of_them_goes(place):
     assert place.said[len(said):] == [said[0]]      # they shared again, and that was all
 
 
-@pytest.mark.parametrize('place', ['cpu', GPU], indirect=True)
-def test_requests_that_wait_together_are_a_batch_that_gives_what_each_gives_alone(place):
-    offers = pair(place)
+def ask_together(place, offers):
+    """Let the requests of all offers wait at the same time, four times; each result is right."""
     for turn in range(4):
         for k, offer in enumerate(offers):
             asked(offer, k + turn)
         place.turn()
         for k, offer in enumerate(offers):
             assert answered(offer)['error'] == '' and right(offer, k + turn)
+
+
+@pytest.mark.parametrize('place', ['cpu', GPU], indirect=True)
+def test_requests_that_wait_together_are_a_batch_that_gives_what_each_gives_alone(place):
+    ask_together(place, pair(place))
     assert place.loaded[0].batches > 0
 
 
 @pytest.mark.parametrize('trick', ['raises', 'differs'])
 def test_a_batch_that_fails_or_gives_something_else_is_not_used(place, trick):
-    offers = pair(place, trick)
-    for turn in range(4):
-        for k, offer in enumerate(offers):
-            asked(offer, k + turn)
-        place.turn()
-        for k, offer in enumerate(offers):
-            assert answered(offer)['error'] == '' and right(offer, k + turn)
+    ask_together(place, pair(place, trick))
     assert place.loaded[0].batches == 1
 
 

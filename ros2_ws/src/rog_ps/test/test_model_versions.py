@@ -11,6 +11,7 @@ import torch
 from fleet_env.records.events import Evaluation, Fault, read_run
 from fleet_env.versions import Versions
 from fleet_env.weights import load_weights
+from kept_log import Log
 from rog_core.model.flat import contents_of, flatten, partition_of_model
 from rog_ps.model_versions import REST, ModelVersions
 from rog_ps.run_log import RunLog
@@ -39,18 +40,6 @@ class Task:
         if isinstance(result, BaseException):
             raise result
         return result
-
-
-class Log:
-    """Keeps what is logged."""
-
-    def __init__(self):
-        self.said = []
-
-    def _say(self, text, **_):
-        self.said.append(text)
-
-    info = warning = error = _say
 
 
 class Server:

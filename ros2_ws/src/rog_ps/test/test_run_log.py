@@ -10,6 +10,7 @@ import pytest
 from fleet_env.records.events import Fault, read_run
 from fleet_env.records.run_recorder import RobotReport
 from fleet_env.records.summary import read_summary
+from kept_log import Log
 from rog_core.errors import ConfigError
 from rog_core.loopback import Loopback
 from rog_core.methods import Team
@@ -24,18 +25,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class Log:
-    """Keeps what is logged."""
-
-    def __init__(self):
-        self.said = []
-
-    def _say(self, text, **_):
-        self.said.append(text)
-
-    info = warning = error = _say
 
 
 class Run:

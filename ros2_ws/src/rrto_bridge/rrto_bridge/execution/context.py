@@ -33,6 +33,7 @@ from ..protocol.tensors import (
     unpack,
 )
 from .kernels import kernel
+from .plan import values_at
 
 # Maximum number of failed calls that a context remembers. A later call that uses the result of a
 # failed call raises the same error.
@@ -266,8 +267,11 @@ class Context:
         call = self.prepare(op)
         self.note(op)
         given: list[torch.Tensor] = []
-        if (places := writes(op)):
-            self._note_writes(places, arguments, dict(keywords))
+        places = writes(op)
+        for changed in values_at(places, arguments, keywords):
+            for value in changed if type(changed) is tuple else (changed,):
+                if type(value) is Ref:
+                    self.note_write(self.tensor(value.handle))
         args = tuple([self._value(a, given) for a in arguments])
         kwargs = {_name(k): self._value(v, given) for k, v in keywords}
         result = call(*args, **kwargs)
@@ -315,15 +319,6 @@ class Context:
                                                             function._schema.arguments))
             found = self._calls[op] = _with_default(found)
         return found
-
-    def _note_writes(self, places: tuple[int | str, ...], arguments: tuple[Any, ...],
-                     keywords: dict[str, Any]) -> None:
-        for place in places:
-            values = keywords.get(place) if isinstance(place, str) else \
-                arguments[place] if place < len(arguments) else None
-            for value in values if type(values) is tuple else (values,):
-                if type(value) is Ref:
-                    self.note_write(self.tensor(value.handle))
 
     def _seeding(self, number: torch.Tensor) -> None:
         self.seed(int(number))

@@ -111,6 +111,17 @@ class Instruction:
                 yield from (v for is_tensor, v in hole if is_tensor)
 
 
+def values_at(places: tuple[int | str, ...], arguments: tuple[Any, ...],
+              keywords: tuple[tuple[str, Any], ...]) -> Iterator[Any]:
+    """Yield the arguments at positions and with names; a call need not have them all."""
+    named = dict(keywords)
+    for place in places:
+        if isinstance(place, str):
+            yield named.get(place)
+        elif place < len(arguments):
+            yield arguments[place]
+
+
 def run_operator(step: Instruction, registers: list[Any]) -> Any:
     """Run an operator and store its new tensors in their registers; return its value."""
     arguments, keywords = step.arguments, step.keywords
@@ -232,10 +243,7 @@ class Plan:
         `written`: the older tensors that the step changes, directly or through a view.
         `sharers` and `_shares`: tensors that possibly share memory with the results `made`.
         """
-        keywords = dict(step.keywords)
-        for place in kernel.writes if kernel else ():
-            values = keywords.get(place) if isinstance(place, str) else step.arguments[place] if \
-                place < len(step.arguments) else None
+        for values in values_at(kernel.writes if kernel else (), step.arguments, step.keywords):
             for role in Step('', (values,)).roles():
                 self.written |= {p for p in self.shares(self.places[role]) if p >= self.slots}
         shared = set().union(*map(self.shares, inputs)) if kernel and kernel.views else set()

@@ -115,7 +115,7 @@ class Sharing:
         if self._tenant is None:    # first: a program that is alone computes no digests
             self._tenant = Tenant(self._path, self._patience)
         tensors = [context.tensor(handle) for handle in plan.persistent]
-        check(plan, tensors, context.altered)
+        inputs, outputs = check(plan, tensors, context.altered)
         unknown = sum(tensor.nbytes for handle, tensor in zip(plan.persistent, tensors, strict=True)
                       if handle not in context.digests)
         if unknown > MOST:      # to hash and to copy them would take too long
@@ -131,7 +131,6 @@ class Sharing:
                  step.metas, step.wanted) for step in plan.sequence.steps), plan.kept)
         sequence.number = 0
         definition = encode((to_item(Define(sequence)), tuple(values)))
-        inputs, outputs = forms(plan.sequence)
         try:
             offer = self._tenant.offer(hashlib.sha256(definition).hexdigest(), definition, inputs,
                                        outputs)
@@ -226,8 +225,11 @@ def _form(meta: Meta | None) -> Form:
     return Form(meta.shape, meta.stride, DTYPES[meta.dtype])
 
 
-def check(plan: Plan, tensors: Items[torch.Tensor], altered: Items[str] | set[str] = ()) -> None:
-    """Raise Refused if a sequence is no pure function, or not of the same in every pass.
+def check(plan: Plan, tensors: Items[torch.Tensor], altered: Items[str] | set[str] = ()
+          ) -> tuple[list[Form], list[Form]]:
+    """Return the `forms` of a sequence.
+
+    Raise Refused if it is no pure function, or not of the same in every pass.
 
     `tensors`: its older tensors. `altered`: operators that are not what they are elsewhere.
     """
@@ -260,7 +262,7 @@ def check(plan: Plan, tensors: Items[torch.Tensor], altered: Items[str] | set[st
         raise Refused('tensors that stay share memory')
     if sum(size_of(sequence.metas[slot]) for slot in plan.kept) > MOST:
         raise Refused('what stays is large')
-    forms(sequence)
+    return forms(sequence)
 
 
 def _draws(function: Any, step: Step) -> bool:
@@ -288,13 +290,12 @@ class _Loaded:
         self._plan = Plan(sequence, ContextExecutor(context))
         if self._plan.persistent != list(range(len(tensors))):
             raise RemoteError('older tensors must be numbered by first use')
-        check(self._plan, tensors)
+        self.inputs, self.outputs = check(self._plan, tensors)
         self._tensors, self._kept = list(tensors), sorted(self._plan.kept)
         # for each step: registers and types of its new tensors
         self._made = [[(place, DTYPES[meta.dtype]) for index, place in made.results
                        if (meta := step.metas[index]) is not None]
                       for step, made in zip(sequence.steps, self._plan.instructions, strict=True)]
-        self.inputs, self.outputs = forms(sequence)
         self.together = not _differs_in_batch(sequence, tensors)
         self.name = (f'a sequence of {len(sequence.steps)} operators with '
                      f'{sum(t.nbytes for t in tensors) >> 20} MiB of weights')

@@ -131,10 +131,7 @@ class ForkServer:
             # `worker` waits for this signal
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self.selector.close()
-            self.link.close()
-            for descriptor in self.processes.values():
-                os.close(descriptor)
+            self._leave_to_child()
             serve(Task(self.server, program, incarnation, tuple(map(bytes.fromhex, keys)),
                        self.device, self.folder, self.settings), me)
         self.ids[program] = child
@@ -151,9 +148,15 @@ class ForkServer:
             self.runner = os.fork()
             self.runners += 1
             if not self.runner:
-                self.selector.close()
-                self.link.close()
+                self._leave_to_child()
                 compute(self.folder / RUNNER, self.device, self.folder, self.settings, me)
+
+    def _leave_to_child(self) -> None:
+        """Close, in a forked process, what belongs to the fork server."""
+        self.selector.close()
+        self.link.close()
+        for descriptor in self.processes.values():
+            os.close(descriptor)
 
     def _reap(self, program: str) -> None:
         descriptor = self.processes.pop(program)
