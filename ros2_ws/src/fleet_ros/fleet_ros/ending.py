@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
@@ -53,10 +53,13 @@ class Interruption:
     ``at_once``: whether the process must end at once. This is true after a second signal of
     the same number. It is also true after a signal that arrives when the launcher has already
     ended.
+
+    :param then: called at each signal, in Python's signal handler.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self.number = 0
+        self._then = then
         self.at_once = False
         self._first: dict[int, float] = {}
         self._raises = False
@@ -91,6 +94,7 @@ class Interruption:
         if alone or now - self._first.setdefault(number, now) > _SAME:
             self.at_once = True
             _end_within(LAST)
+        self._then()
         if self._raises:
             raise KeyboardInterrupt
 

@@ -98,14 +98,16 @@ def serve(source: Source, host: str, port: int) -> None:
     # emit a warning when they are inspected.
     warnings.filterwarnings('ignore', module='nicegui')
     name = f'[{host}]' if ':' in host else host
-    try:
-        # A signal may come before uvicorn has set its own handlers. Also, uvicorn raises the signal
-        # again at its end. In both cases `raised` raises KeyboardInterrupt.
-        with listener, Interruption().raised():
-            print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
-            if source.live:
-                print('Whoever reaches this page can stop the fleet, save it and change its '
-                      'method.', flush=True)
-            server.run(sockets=[listener])
-    except KeyboardInterrupt:  # this is the usual end; uvicorn has closed everything already
-        pass
+
+    def stop() -> None:
+        server.should_exit = True
+
+    # A signal may come before uvicorn has set its own handlers, and uvicorn raises it again at its
+    # end. An exception at these times would leave its event loop half set up.
+    Interruption(stop)
+    with listener:
+        print(f'http://{name}:{listener.getsockname()[1]}   (Ctrl+C ends the page)', flush=True)
+        if source.live:
+            print('Whoever reaches this page can stop the fleet, save it and change its method.',
+                  flush=True)
+        server.run(sockets=[listener])
