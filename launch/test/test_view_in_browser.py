@@ -175,11 +175,12 @@ def test_what_strangers_call_themselves_is_text_and_nothing_else(domain, rog, lo
     stranger = Node('stranger', context=context)
     publisher = stranger.create_publisher(FleetStatus, '/rog/fleet_status', qos.STATUS)
     publisher.publish(FleetStatus(state=EVIL, sync=EVIL, host=EVIL, elapsed=1.0, robots=[
-        RobotStatus(robot=EVIL, state=EVIL, waiting_for=EVIL, why=EVIL)]))
+        RobotStatus(robot=EVIL, state=EVIL, waiting_for=EVIL, why=EVIL)], faults=[EVIL]))
     try:
         page = look(rog('view', '--port', 0))
         eventually(lambda: EVIL in page.cells(1), page.all)
         assert EVIL in page.text('causes') and EVIL in page.text('headline')
+        assert EVIL in page.text('notice') and EVIL in page.text('events')
         assert page.driver.title == 'ROG fleet'
         assert not page.driver.find_elements('css selector', 'img[src=x]')
         assert not page.can_press('stop')

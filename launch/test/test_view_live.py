@@ -72,6 +72,23 @@ def test_who_looks_late_sees_what_was_before_also_of_a_robot_that_has_left(fleet
         assert live.view.events[1].t < live.view.events[2].t < opened + 1
 
 
+def test_what_the_server_cannot_write_is_said_while_it_cannot(fleet):
+    fleet.start_all()
+    models, moved = fleet.out / 'models', fleet.out / 'elsewhere'
+    fleet.until(lambda: fleet.status is not None and fleet.status.fastest > 5, 'it trains')
+    models.rename(moved)
+    models.write_text('a file in the way')
+    with Live() as live:
+        fleet.until(lambda: 'server: no model version: ' in live.view.notice, 'it is said')
+        models.unlink()
+        moved.rename(models)
+        fleet.until(lambda: live.view.notice == '', 'it is written again')
+        failed, mended = (event for event in live.view.events if event.robot == ''
+                          and 'no model version' in event.text)
+        assert failed.text.startswith('no model version: ')
+        assert mended.text == 'mended: no model version'
+
+
 def test_where_control_calls_are_off_nothing_can_be_pressed(fleet):
     fleet.start('server', **{'security.control': False})
     with seen(fleet, 'takes no control calls (security.control)') as live:

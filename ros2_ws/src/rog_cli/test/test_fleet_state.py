@@ -169,6 +169,19 @@ def test_what_happened_is_remembered(state):
         (18.0, '', 'the fleet is stopping')]
 
 
+def test_a_fault_of_the_server_is_shown_while_it_lasts_and_remembered(state):
+    robot = ('robot1', 'training', {})
+    for t, faults in [(10.0, ['no checkpoint: disk full']), (11.0, ['no checkpoint: 2 B free']),
+                      (12.0, ['no checkpoint: 2 B free', 'no record: disk full']), (13.0, [])]:
+        state.on_fleet(server(robot, elapsed=t, faults=faults), 0.0)
+        assert state.shown(0.0).faults == tuple(faults)
+        assert [line.strip() for line in state.shown(0.0).lines()[1:]] == [
+            f'server: {fault}' for fault in faults]
+    assert [tuple(event) for event in state.events] == [(t, '', text) for t, text in [
+        (10.0, 'no checkpoint: disk full'), (12.0, 'no record: disk full'),
+        (13.0, 'mended: no checkpoint'), (13.0, 'mended: no record')]]
+
+
 def test_what_happened_before_the_listener_began_is_remembered_once_and_in_order(state):
     says = [server(('robot1', robot, {'why': why}), elapsed=t, count=count, run=1, incarnation=2)
             for count, t, robot, why in [(1, 0.0, 'joining', ''), (4, 5.0, 'retired', 'slow'),
@@ -194,11 +207,13 @@ def test_texts_of_strangers_are_cut_and_printable_and_numbers_bounded(state):
     evil = '\x1b[2J<script>alert(1)</script>' + 'x' * 5000
     for n in range(3):
         state.on_fleet(server(*((f'{n}{k}{evil}', 'away', {'why': evil, 'waiting_for': evil})
-                                for k in range(2 * ROBOTS)), sync=evil, state=evil, host=evil), 0.0)
+                                for k in range(2 * ROBOTS)), sync=evil, state=evil, host=evil,
+                              faults=[f'{k}{n}{evil}' for k in range(ROBOTS)]), 0.0)
     for n in range(2 * ROBOTS):
         state.on_robot(own(f'{n}{evil}', state=evil, loss=math.inf, accuracy=math.nan), 0.0)
     fleet = state.shown(0.0)
-    texts = [fleet.headline(), fleet.sync, fleet.state, fleet.host, *fleet.lines(), *fleet.causes()]
+    texts = [fleet.headline(), fleet.sync, fleet.state, fleet.host, *fleet.lines(), *fleet.causes(),
+             *fleet.faults]
     texts += [text for r in fleet.robots for text in (r.name, r.state, r.doing, r.why)]
     texts += [text for event in state.events for text in event[1:]]
     assert all(text.isprintable() and len(text) < 1000 for text in texts)

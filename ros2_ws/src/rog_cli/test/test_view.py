@@ -17,14 +17,16 @@ from rog_ros import qos
 from rog_ros.signature import Signature
 
 
-def drawn(*robots):
+def drawn(*robots, faults=()):
     """Return the table of robots as text.
 
     ``robots``: for each robot a tuple: name, state, and further fields of its `RobotStatus`.
+    ``faults``: those of the server.
     """
     state = FleetState()
     state.on_fleet(FleetStatus(sync='rsp:4', state='training', robots=[
-        RobotStatus(robot=name, state=seen, **fields) for name, seen, fields in robots]), 0.0)
+        RobotStatus(robot=name, state=seen, **fields) for name, seen, fields in robots],
+        faults=list(faults)), 0.0)
     for name, *_ in robots:
         state.on_robot(TrainingStatus(robot=name, state='waiting'), 0.0)
     console = Console(width=160, record=True, file=io.StringIO())
@@ -41,6 +43,11 @@ def test_the_table_names_cause_and_duration():
     assert 'robot2: 4 iterations behind, pushing, no progress for 1.5 s' in text
     assert 'robot3: retired, pulling, no progress for 9.0 s: the others go on' in text
     assert 'retired' in next(line for line in text.splitlines() if line.startswith('robot3 '))
+
+
+def test_the_table_names_what_the_server_fails_to_do():
+    text = drawn(('robot1', 'training', {}), faults=['no checkpoint: No space left [red]'])
+    assert 'server: no checkpoint: No space left [red]' in text
 
 
 class Sends:

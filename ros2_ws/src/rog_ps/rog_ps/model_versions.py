@@ -22,7 +22,7 @@ from rog_tasks.task import Task, measure
 from rog_tasks.task_check import young_share
 
 from .checkpoint import CheckpointError, norm_of
-from .run_log import RunLog
+from .run_log import ACCURACY, VERSION, RunLog
 
 # The next evaluation begins after this many times the duration of the last one. So evaluations take
 # at most about 5 % of the time.
@@ -86,7 +86,6 @@ class ModelVersions:
         self._waiting: Snapshot | None = None  # the final model, while another one is evaluated
         self._next = math.inf             # when the next evaluation may begin
         self._busy = False                # whether a thread evaluates
-        self._said = ''                   # the last failure of an evaluation
         self._outcomes: SimpleQueue[_Outcome] = SimpleQueue()
         # A thread writes a version with this lock, unless it learns that it must not any more.
         self._lock = threading.Lock()
@@ -235,15 +234,13 @@ class ModelVersions:
         """Record and log an outcome."""
         run, snapshot = self._run, outcome.snapshot
         if outcome.failure:
-            run.log.error("the server's model has no accuracy at iteration "
-                            f'{snapshot.iteration}: {outcome.failure}')
-            if outcome.failure != self._said:
-                run.fault('', 'not_evaluated', outcome.failure)
-        self._said = outcome.failure
+            run.note(ACCURACY, f'at iteration {snapshot.iteration}: {outcome.failure}')
+        elif not math.isnan(outcome.accuracy):
+            run.note(ACCURACY)
         if snapshot.iteration and not math.isnan(outcome.accuracy):
             run.record(lambda recorder: recorder.server(
                 snapshot.elapsed, snapshot.iteration, outcome.accuracy, outcome.young))
-        run.note('model version', outcome.error)
+        run.note(VERSION, outcome.error)
         if outcome.version is not None:
             self._last = snapshot
             self._offer()

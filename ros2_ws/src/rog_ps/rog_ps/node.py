@@ -404,7 +404,7 @@ class ParameterServerNode(ManagedNode):
         if self.run.is_over(self._versions.busy, self._above is not None and self._above.pushing):
             self.finish()
         self.run.report_away()
-        if self._reports.is_due(self.machine):
+        if self._reports.is_due(self.machine, self.run.faults):
             self._publish_status()
         self._reports.tell_newcomers()
         for member in self.machine.members.values():
@@ -531,11 +531,12 @@ class ParameterServerNode(ManagedNode):
             # is from that server.
             return
         self._reports.status(self.machine, self.elapsed, self.done, self.run.paused,
-                             [] if self._offer is None else self._offer.lines())
+                             [] if self._offer is None else self._offer.lines(),
+                             self.run.faults)
 
     def _diagnose(self) -> None:
         above = f'{self._above.name}: {self._above.state}' if self._above is not None else ''
-        self._reports.diagnose(self.machine, self.run.unsaved, above, self.dropped,
+        self._reports.diagnose(self.machine, self.run.faults, above, self.dropped,
                                [] if self._offer is None else self._offer.lines(),
                                {name: peer.base for name, peer in self.peers.items()})
 

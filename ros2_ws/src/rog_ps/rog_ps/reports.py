@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -27,7 +27,7 @@ from rog_ros.signature import Signature, process_of
 from .directory import Claim
 
 ON_AIR, ON_AIR_ROBOT = 350, 125  # bytes of a status with all headers, and for each robot in it
-MOST_LINE = 300   # characters of a line about a process that follows the model
+MOST_LINE = 300   # characters of a line about a fault, or a process that follows the model
 ASK_EVERY = 10.0  # minimum seconds between two queries for the publishers of topics
 PAST = 40    # most earlier statuses of a robot that a new listener gets
 PAST_FLEET = 200    # most of the fleet, which show that something happened
@@ -93,31 +93,35 @@ class Reports:
         # been refused until then, and the answer (topic -> publishers).
         self._asked: tuple[float, int, dict[str, str]] = (-math.inf, 0, {})
 
-    def is_due(self, machine: Server) -> bool:
-        """Return whether the slowest link can take another status, and it is not yet known."""
+    def is_due(self, machine: Server, faults: Sequence[str]) -> bool:
+        """Return whether the slowest link can take another status, and it is not yet known.
+
+        :param faults: what the server fails to do now.
+        """
         since = time.monotonic() - self.last
         alive = [m for m in machine.members.values() if m.alive]
-        if alive and self._news(machine) == self._said:
+        if alive and self._news(machine, faults) == self._said:
             return is_due(since, math.inf, 1.0)
-        return is_due(since, ON_AIR + ON_AIR_ROBOT * len(machine.members),
+        return is_due(since, ON_AIR + ON_AIR_ROBOT * len(machine.members) + sum(map(len, faults)),
                       min((m.link.speed.careful for m in alive), default=math.inf))
 
-    def _news(self, machine: Server) -> tuple[Any, ...]:
+    def _news(self, machine: Server, faults: Sequence[str]) -> tuple[Any, ...]:
         """Return what makes a status worth sending; else only times grow."""
-        return (machine.iteration, machine.paused, machine.stopping, str(machine.method),
+        return (machine.iteration, machine.paused, machine.stopping, str(machine.method), *faults,
                 [(m.robot, m.state, m.patience.place, m.iteration, m.slowest, list(m.waiting_for))
                  for m in machine.members.values()])
 
     def status(self, machine: Server, elapsed: float, done: bool, paused: Set[str],
-               followers: list[str]) -> None:
+               followers: Sequence[str] = (), faults: Sequence[str] = ()) -> None:
         """Publish the fleet's status.
 
         :param elapsed: seconds of training until now.
         :param paused: robots that are paused.
         :param followers: a line about each process that follows the model.
+        :param faults: a line about each thing that the server fails to do now.
         """
         self.last = now = time.monotonic()
-        self._said = self._news(machine)
+        self._said = self._news(machine, faults)
         active = machine.active()
         self.count += 1
         message = FleetStatus(
@@ -144,6 +148,7 @@ class Reports:
             why=why(m, machine.iteration, now))
             for m in machine.members.values()]
         message.followers = [line[:MOST_LINE] for line in followers]
+        message.faults = [line[:MOST_LINE] for line in faults]
         message.header.stamp = self._stamp()
         if self._signature is not None:
             self._signature.sign(message)
@@ -178,11 +183,11 @@ class Reports:
         """
         self._status.wait_for_all_acked(Duration(seconds=LAST_WORDS))
 
-    def diagnose(self, machine: Server, unsaved: str, above: str, dropped: Counter[str],
+    def diagnose(self, machine: Server, faults: Sequence[str], above: str, dropped: Counter[str],
                  followers: list[str], bases: Mapping[str, str]) -> None:
         """Publish the health of the fleet: robots that are away, and refused messages.
 
-        :param unsaved: which files could not be written, and why; empty: all were written.
+        :param faults: a line about each thing that the server fails to do now.
         :param above: name and state that this fleet has in its parent fleet; empty: there is no
             parent fleet.
         :param followers: a line about each process that follows the model.
@@ -195,9 +200,9 @@ class Reports:
             level=DiagnosticStatus.WARN if away else DiagnosticStatus.OK,
             message=f'away: {", ".join(away)}' if away else f'{len(machine.active())} robots')
         refused = machine.refused
-        if unsaved:
+        if faults:
             status.level = DiagnosticStatus.ERROR
-            status.message = unsaved
+            status.message = '; '.join(faults)
         elif refused:
             status.level = DiagnosticStatus.WARN
             status.message += f'; implausible pushes of {", ".join(refused)}'

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from rog_ros.parameters import ServerSettings
 
 
+# what a server may fail to do while it trains on; `RunLog.faults` says 'no' before it
+CHECKPOINT, VERSION, RECORD, ACCURACY = 'checkpoint', 'model version', 'record', 'accuracy'
+FILES = (CHECKPOINT, VERSION, RECORD)
+
+
 class RunLog:
     """Writes the files of a run, and remembers its robots and its time.
 
@@ -47,9 +52,8 @@ class RunLog:
             raise ConfigError(f'{out} already holds a run; choose another out directory, or go '
                               'on with it by resume')
         self._settings, self.log, self._clock = settings, log, clock
-        # Why the last checkpoint and the last model version were not written, by these words. What
-        # was written is not here.
-        self._missing: dict[str, str] = {}
+        # What failed last, such as `CHECKPOINT` -> why. What has succeeded since then is not here.
+        self._failing: dict[str, str] = {}
         self._incomplete = False   # whether a part of the records could not be written
         self._recorder: Recorder | None = None
         self._writer: checkpoint.Writer | None = None
@@ -171,30 +175,35 @@ class RunLog:
             write(self._recorder)
         except RecordError as error:
             self._incomplete = True
-            self.log.error(str(error), throttle_duration_sec=5.0)
+            self.note(RECORD, str(error))
+        else:
+            self.note(RECORD)
 
     def fault(self, robot: str, what: str, detail: str) -> None:
         """Write a fault to the record."""
         self.record(lambda recorder: recorder.fault(self.elapsed, robot, what, detail))
 
     def note(self, what: str, error: str = '') -> None:
-        """Log that a file was not written, or the first success after that.
+        """Log that something failed, or that it succeeds for the first time after that.
 
-        :param what: ``checkpoint`` or ``model version``.
-        :param error: why it was not written; empty: it was written.
+        :param what: `ACCURACY` or one of `FILES`.
+        :param error: why it failed; empty: it succeeded.
         """
         if error:
-            self.log.error(f'no {what}: {error}', throttle_duration_sec=5.0)
-            if what not in self._missing:
+            known, self._failing[what] = what in self._failing, error
+            if known:
+                self.log.error(f'no {what}: {error}', throttle_duration_sec=5.0)
+            else:
+                self.log.error(f'no {what}: {error}')
+            if not known and what != RECORD:
                 self.fault('', f'no_{what.replace(" ", "_")}', error)
-            self._missing[what] = error
-        elif self._missing.pop(what, ''):
-            self.log.info(f'{what}s are written again')
+        elif self._failing.pop(what, ''):
+            self.log.info(f'mended: no {what}')
 
     @property
-    def unsaved(self) -> str:
-        """What was not written last and why, such as 'no checkpoint: ...'; else ''."""
-        return '; '.join(f'no {what}: {error}' for what, error in self._missing.items())
+    def faults(self) -> list[str]:
+        """What the server failed to do last and why, such as 'no checkpoint: ...'."""
+        return [f'no {what}: {error}' for what, error in self._failing.items()]
 
     # -- checkpoints ---
 
@@ -217,9 +226,9 @@ class RunLog:
         try:
             self.save(master, state)
         except checkpoint.CheckpointError as error:
-            self.note('checkpoint', str(error))
+            self.note(CHECKPOINT, str(error))
         else:
-            self.note('checkpoint')
+            self.note(CHECKPOINT)
 
     # -- end ---
 
@@ -287,7 +296,7 @@ class RunLog:
         except RecordError as error:
             self._incomplete = True
             self.log.error(str(error))
-        if self._incomplete or self.unsaved:
+        if self._incomplete or any(what in self._failing for what in FILES):
             return f'{self.out} is not complete; see the errors in the log'
         self.log.info(f'wrote {self.out}')
         return ''

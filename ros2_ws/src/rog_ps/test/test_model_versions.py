@@ -184,8 +184,14 @@ def test_an_evaluation_that_fails_is_named_and_the_training_goes_on(server, erro
         server.versions.look(now)
         server.evaluated(error, now)
     assert [version.measured for version in server.store.listed()] == [True, False, False]
-    assert words in server.log.said[-1] and 'at iteration 3' in server.log.said[-1]
-    assert [event.what for event in server.events(Fault)] == ['not_evaluated']
+    fault, = server.run.faults
+    assert fault.startswith(f'no accuracy: at iteration 3: {words}')
+    assert server.log.said[-1] == fault
+    assert [event.what for event in server.events(Fault)] == ['no_accuracy']
+    server.train(4)
+    server.versions.look(330.0)
+    server.evaluated(.5, 330.0)
+    assert server.run.faults == []
 
 
 def test_a_diverged_model_is_no_version(server):
@@ -193,7 +199,8 @@ def test_a_diverged_model_is_no_version(server):
     server.versions.finish()
     server.evaluated(.1, 101.0)
     assert server.store.numbers() == [1]
-    assert 'no model version: ' in server.run.unsaved and 'diverged' in server.run.unsaved
+    fault, = server.run.faults
+    assert fault.startswith('no model version: ') and 'diverged' in fault
 
 
 def test_what_cannot_be_written_is_said_until_it_can(server):
@@ -204,14 +211,14 @@ def test_what_cannot_be_written_is_said_until_it_can(server):
     server.train(2)
     server.versions.look(110.0)
     server.evaluated(.5, 110.0)
-    assert 'no model version: ' in server.run.unsaved
+    assert server.run.faults[0].startswith('no model version: ')
     assert [event.what for event in server.events(Fault)] == ['no_model_version']
     models.unlink()
     os.rename(moved, models)
     server.train(3)
     server.versions.look(220.0)
     server.evaluated(.6, 220.0)
-    assert server.run.unsaved == '' and server.log.said[-1] == 'model versions are written again'
+    assert server.run.faults == [] and server.log.said[-1] == 'mended: no model version'
     assert [version.iteration for version in server.store.listed()] == [0, 3]
 
 

@@ -49,14 +49,15 @@ def test_a_status_with_no_news_is_due_after_four_seconds_and_any_other_at_once(
         nonlocal now
         made.status(machine, 0.0, False, set(), [])
         now += seconds
-        return made.is_due(machine)
+        return made.is_due(machine, [])
 
     assert passes(1.0), 'nobody has a link: a robot or a second server shall hear of us soon'
     register(machine, now)
-    assert made.is_due(machine)
+    assert made.is_due(machine, [])
     assert not passes(RARELY / 2)
+    assert made.is_due(machine, ['no checkpoint: No space left on device'])
     machine.pause(now)
-    assert made.is_due(machine)
+    assert made.is_due(machine, [])
     assert passes(RARELY)
 
 
@@ -65,13 +66,15 @@ def test_who_begins_to_listen_gets_the_statuses_that_show_that_something_happene
     for elapsed in range(3):
         made.status(machine, elapsed, False, set(), [])
     register(machine, 0.0)
-    for elapsed in range(3, 6):
-        made.status(machine, elapsed, False, set(), [])
+    for elapsed in range(3, 9):
+        made.status(machine, elapsed, False, set(),
+                    faults=[f'no checkpoint: disk {elapsed}'] if 5 < elapsed < 8 else [])
     made.tell_newcomers()
     assert not told.publish.called
     told.get_subscription_count.return_value = 1
     for _ in range(2):
         made.tell_newcomers()
     sent = [call.args[0] for call in told.publish.call_args_list]
-    assert [(m.elapsed, [r.robot for r in m.robots]) for m in sent] == [
-        (0.0, []), (3.0, ['robot1'])]
+    assert [(m.elapsed, [r.robot for r in m.robots], list(m.faults)) for m in sent] == [
+        (0.0, [], []), (3.0, ['robot1'], []), (6.0, ['robot1'], ['no checkpoint: disk 6']),
+        (8.0, ['robot1'], [])]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fleet_env.errors import RecordError
 from fleet_env.records.events import Fault, read_run
 from fleet_env.records.run_recorder import RobotReport
 from fleet_env.records.summary import read_summary
@@ -14,7 +15,7 @@ from kept_log import Log
 from rog_core.errors import ConfigError
 from rog_core.loopback import Loopback
 from rog_core.methods import Team
-from rog_ps.run_log import RunLog
+from rog_ps.run_log import ACCURACY, RunLog
 
 LIMIT, STOP_BY, MOMENT = 3.0, 60.0, 10.0
 OPENS = "import sys; sys.modules['rclpy'] = None; import rog_ps.run_log"
@@ -85,7 +86,7 @@ def test_a_resumed_run_goes_on_with_the_model_and_the_time_of_its_checkpoint(tmp
     one.run.go_on()
     one.run.on_joined('robot1', 1)
     one.after(30.0).save_or_say(one.server.master + 1, one.server.checkpoint())
-    assert one.run.unsaved == '' and one.run.close('finished', 'rsp:4') == ''
+    assert one.run.faults == [] and one.run.close('finished', 'rsp:4') == ''
     with pytest.raises(ConfigError, match='already holds a run'):
         Run(tmp_path)
     other = Run(tmp_path, resume=True)
@@ -120,9 +121,31 @@ def test_a_pause_of_a_robot_is_logged_when_it_begins_and_when_it_ends():
 def test_what_is_not_saved_is_told_until_it_is_saved_again(tmp_path):
     one = Run(tmp_path).begin()
     one.run.save_or_say(np.full_like(one.server.master, np.nan), one.server.checkpoint())
-    assert one.run.unsaved.startswith('no checkpoint: ')
+    fault, = one.run.faults
+    assert fault.startswith('no checkpoint: ') and one.log.said == [fault]
     one.run.save_or_say(one.server.master, one.server.checkpoint())
-    assert one.run.unsaved == '' and one.log.said[-1] == 'checkpoints are written again'
+    assert one.run.faults == [] and one.log.said[-1] == 'mended: no checkpoint'
+
+
+def test_a_record_that_cannot_be_written_is_a_fault_until_it_can(tmp_path):
+    one = Run(tmp_path).begin()
+
+    def full(recorder):
+        raise RecordError('No space left on device', str(tmp_path))
+
+    for _ in range(2):
+        one.run.record(full)
+        assert one.run.faults == [f'no record: {tmp_path}: No space left on device']
+    one.run.fault('robot1', 'peer_lost', '')
+    assert one.run.faults == []
+    assert 'not complete' in one.run.close('finished', 'rsp:4')
+
+
+def test_a_model_that_cannot_be_evaluated_leaves_the_files_complete(tmp_path):
+    one = Run(tmp_path).begin()
+    one.run.note(ACCURACY, 'the task failed')
+    assert one.run.faults == ['no accuracy: the task failed']
+    assert one.run.close('finished', 'rsp:4') == ''
 
 
 def test_it_is_over_when_the_server_has_evaluated_the_final_model():

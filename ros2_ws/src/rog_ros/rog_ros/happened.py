@@ -13,6 +13,7 @@ from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED, STOPPING
 
 ROBOTS = 256     # maximum number of robots shown; a server has the same limit
+FAULTS = 16      # maximum number of faults of the server that are shown
 NAME = 60        # maximum characters shown of a name, a state or a method
 APART = (AWAY, RETIRED)  # states that only the server can report
 LEFT = {PAUSED: 'has paused', STOPPED: 'has left'}  # the robot itself has left
@@ -32,14 +33,17 @@ class Event(NamedTuple):
 def changes(former: Any, message: Any) -> Sequence[Event]:
     """Return the events that two successive statuses of the server show; ``former`` may be None.
 
-    A robot that is away or retired is an event also without a former status. Of pushes that are
-    refused, the 1st, 2nd, 4th, 8th ... is an event.
+    A robot that is away or retired, and a fault of the server, is an event also without a former
+    status. Of pushes that are refused, the 1st, 2nd, 4th, 8th ... is an event.
     """
     found, t = [], float(message.elapsed)
     if former is not None and former.sync not in ('', message.sync):
         found.append(Event(t, '', f'the method is {shown(message.sync, NAME)} now'))
     if former is not None and message.state != former.state:
         found.append(Event(t, '', f'the fleet is {shown(message.state, NAME)}'))
+    now, failed = _faults(message), {} if former is None else _faults(former)
+    found += [Event(t, '', shown(line)) for what, line in now.items() if what not in failed]
+    found += [Event(t, '', f'mended: {shown(what, NAME)}') for what in failed if what not in now]
     before = {} if former is None else {r.robot: r for r in former.robots[:ROBOTS]}
     for robot in message.robots[:ROBOTS]:
         name, was = shown(robot.robot, NAME), before.get(robot.robot)
@@ -50,6 +54,11 @@ def changes(former: Any, message: Any) -> Sequence[Event]:
         if was is not None and robot.refused.bit_length() > was.refused.bit_length():
             found.append(Event(t, name, f'push_refused: {robot.refused} of its pushes until now'))
     return found
+
+
+def _faults(message: Any) -> dict[str, str]:
+    """Return what the server fails to do, such as 'no checkpoint', and the line that says why."""
+    return {line.partition(': ')[0]: line for line in message.faults[:FAULTS]}
 
 
 def _step(was: str, robot: Any, followed: bool, ending: bool) -> str:

@@ -367,7 +367,7 @@ class Simulation:
         try:
             accuracy = measure(self._task, self._model)
         except Exception as error:   # an error of the task must not cost the results of the run
-            self._recorder.fault(self.now, '', 'not_evaluated', failure(self._task, error))
+            self._recorder.fault(self.now, '', 'no_accuracy', failure(self._task, error))
             return math.nan
         if not math.isnan(accuracy):
             self._recorder.server(self.now, self._iteration, accuracy, young_share(self._model))

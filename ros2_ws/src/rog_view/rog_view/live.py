@@ -80,7 +80,9 @@ class Live:
                 if not self._monitor.unproved else 'there is a parameter server, but its status ' \
                 'is not proved by this key'
         state.minutes = self._minutes()
-        return view_of(state, now, where, notice, silent or self._unable())
+        faults = [f'server: {fault}' for fault in state.shown(now).faults]
+        return view_of(state, now, where, '\n'.join(filter(None, (notice, *faults))),
+                       silent or self._unable())
 
     def _minutes(self) -> float:
         """Return the duration of the run in minutes; 0 until the server has answered."""

@@ -78,7 +78,7 @@ def test_a_program_starts_beside_its_own_server():
     try:
         done, out, err = alone.run('--', sys.executable, '-c', code)
         assert (done, out) == (0, '3.0\n') and err.count('\n') == 1, err
-        assert 'no server was found; started local_' in err
+        assert 'no server was found; starting local_' in err
         ends = "import os, signal; os.kill(int(os.environ['RRTO_STARTING']), signal.SIGKILL); "
         done, out, err = alone.run('--', sys.executable, '-c', ends + code)
         assert (done, out) == (1, '') and 'rrto: there is no server' in err, err

@@ -16,7 +16,7 @@ from typing import Any
 
 from rog_core.errors import shown
 from rog_core.patience import Silence
-from rog_ros.happened import APART, NAME, ROBOTS, Event, changes
+from rog_ros.happened import APART, FAULTS, NAME, ROBOTS, Event, changes
 from rog_ros.heartbeat import RARELY
 
 POINTS = 400     # maximum number of points of a curve; a longer curve loses every second point
@@ -97,6 +97,7 @@ class Fleet:
     left: float = math.nan  # seconds until the run is over; NaN: its duration is unknown
     starting: bool = False  # whether this program has started the server
     followers: tuple[str, ...] = ()  # a line about each process that follows the model
+    faults: tuple[str, ...] = ()     # a line about each thing that the server fails to do
 
     @property
     def time(self) -> str:
@@ -131,14 +132,15 @@ class Fleet:
         return all(robot.heard or robot.state == 'away' for robot in self.robots)
 
     def lines(self) -> list[str]:
-        """Return one short line per robot with its state, and one for the remaining time.
+        """Return one short line per robot with its state, per fault, and for the remaining time.
 
-        If the remaining time is unknown, its line is left out. If no robot is known, the only line
-        is the headline.
+        If the remaining time is unknown, its line is left out. If no robot is known, the headline
+        stands for the robots.
         """
+        faults = [f'         server: {fault}' for fault in self.faults]
         if not self.robots:
-            return [self.headline()]
-        lines = [f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots]
+            return [self.headline(), *faults]
+        lines = [*(f'{self.elapsed:5.0f} s  {_line(robot)}' for robot in self.robots), *faults]
         return lines if math.isnan(self.left) else [*lines, f'         {_duration(self.left)} left']
 
 
@@ -329,7 +331,8 @@ class FleetState:
         return Fleet(robots, True, now - self.heard_fleet, self.is_silent(now), state, sync,
                      shown(fleet.host, NAME), fleet.elapsed, len(fleet.tag) > 0, minimum,
                      self._above, max(left, 0.0),
-                     followers=tuple(shown(line) for line in fleet.followers[:ROBOTS]))
+                     followers=tuple(shown(line) for line in fleet.followers[:ROBOTS]),
+                     faults=tuple(shown(line) for line in fleet.faults[:FAULTS]))
 
     def _robot(self, name: str, seen: Any, now: float) -> Robot:
         own = self.robots.get(name)

@@ -167,9 +167,11 @@ def _of_policy(status: Any) -> str:
 
 def live_table(fleet: Fleet, policies: Sequence[str] = ()) -> Table:
     """Return the live table of a fleet, and lines about policies."""
+    below = [*(Text(f'server: {fault}', 'red') for fault in fleet.faults),
+             *map(Text, [*fleet.causes(), *policies])]
     made = Table(title=Text(fleet.headline()), title_justify='left', box=box.SIMPLE_HEAD,
                  padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-                 caption=Text('\n'.join([*fleet.causes(), *policies])), caption_justify='left')
+                 caption=Text('\n').join(below), caption_justify='left')
     made.add_column('robot', no_wrap=True)
     made.add_column('state', overflow='ellipsis')  # a narrow terminal cuts only this column
     # leave out the power: with it the table would be wider than 80 characters

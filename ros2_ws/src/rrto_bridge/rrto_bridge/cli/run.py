@@ -85,16 +85,16 @@ def call(options: Any) -> int:
             process.wait()
             search.close()
             return become(command, settings)
+        print(f'rrto: no server was found; starting {name} on this machine takes some seconds',
+              file=sys.stderr, flush=True)
         command, environment = for_program(command, changed(settings, server=name))
 
         def look(program: subprocess.Popen[bytes]) -> None:
             found = first_of(node, lambda: program.poll() is None and process.poll() is None, name)
             search.close()
-            if found == name:
-                print(f'rrto: no server was found; started {name} on this machine',
-                      file=sys.stderr)
-            elif found:
-                process.kill()   # the program then uses the server that was found
+            if found and found != name:
+                print(f'rrto: now {found} was found; it is used instead', file=sys.stderr)
+                process.kill()
 
         return run(command, {**environment, STARTING: str(process.pid)}, look)
 
