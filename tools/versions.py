@@ -94,8 +94,9 @@ def rrto(robot: str, server: str, folder: Path) -> str:
         run([robot, str(HELPER), 'run', str(plain), *PROGRAMS],
             {**variables, 'CUDA_VISIBLE_DEVICES': ''})
     process = subprocess.Popen([server, '-m', 'rrto_bridge.server.main', '--ros-args', '-p',
-                                'name:=other', '-p', 'threads:=1'], env=variables, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                'name:=other', '-p', 'threads:=1', '-p', f'directory:={folder}'],
+                               env=variables, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
     try:
         Lines(process).wait('serving as')
         said = run([robot, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'other', '--', robot,

@@ -170,8 +170,8 @@ def offloaded(name, picture, rate, requests, raw):
     link = {'rate': rate * 8, 'latency': DELAY}
     server = subprocess.Popen(
         [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', '-p', 'name:=bench', '-p',
-         'device:=cpu', '-p', 'threads:=1', *(a for k, v in link.items() for a in (
-             '-p', f'link.{k}:={float(v)}'))])
+         f'directory:={Path(picture).parent}', '-p', 'device:=cpu', '-p', 'threads:=1',
+         *(a for k, v in link.items() for a in ('-p', f'link.{k}:={float(v)}'))])
     try:
         done = subprocess.run(
             [sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'bench',

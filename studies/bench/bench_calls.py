@@ -187,10 +187,11 @@ def ours(who: str, folder: Path, trace: LinkTrace) -> Iterator[Start]:
     epoch, path = time.time(), folder / 'link.txt'
     side = [sys.executable, str(HERE / 'calls/our_side.py')]
     here = {**os.environ, 'OMP_NUM_THREADS': '1'}
-    given = {'threads': 1, 'link.trace': path, 'link.latency': DELAY, 'link_epoch': epoch}
+    given = {'threads': 1, 'link.trace': path, 'link.latency': DELAY, 'link_epoch': epoch,
+             'directory': folder}
     name = f'calls_{os.getpid()}'
     if who == LOPINFER:
-        server, given['directory'] = ['-c', SERVER, '--ros-args', '-r', '__ns:=/lopinfer'], folder
+        server = ['-c', SERVER, '--ros-args', '-r', '__ns:=/lopinfer']
     else:
         server, given['name'] = ['-m', 'rrto_bridge.server.main', '--ros-args'], name
 

@@ -161,7 +161,7 @@ def commands(options, part, folder):
         share = 'always' if part == 'rrto' else 'never'
         return [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', '--log-level',
                 'warn', '-p', 'name:=bench', '-p', 'threads:=1', '-p', f'device:={options.device}',
-                '-p', f'share:={share}'], [
+                '-p', f'share:={share}', '-p', f'directory:={folder}'], [
                     sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'bench', '--',
                     *ask, '--program']
     return [sys.executable, '-c', SERVER.format(most=1 if part == 'in_turns' else 16), '--ros-args',

@@ -106,12 +106,12 @@ class Servers:
 
     def _started(self, name):
         module, own = {
-            'lopinfer': ('lopinfer_node.nodes', ['-r', f'__ns:=/{name}', '-p',
-                                                 f'directory:={self.folder}/{name}']),
+            'lopinfer': ('lopinfer_node.nodes', ['-r', f'__ns:=/{name}']),
             'rrto': ('rrto_bridge.server.main', ['-p', f'name:={name}'])}[self.kind]
         process = subprocess.Popen(
             [sys.executable, '-c', f'from {module} import server_main as m; raise SystemExit(m())',
-             '--ros-args', '--log-level', 'warn', *own, '-p', 'threads:=1', '-p', 'device:=cpu'],
+             '--ros-args', '--log-level', 'warn', *own, '-p', f'directory:={self.folder}/{name}',
+             '-p', 'threads:=1', '-p', 'device:=cpu'],
             env=self.environment)
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(process.pid, {cores[NAMES.index(name) % len(cores)]})

@@ -106,9 +106,10 @@ def test_the_mock_robot_runs_as_a_process_and_says_what_it_needs(robot, process)
 @pytest.mark.long
 @pytest.mark.parametrize('on_loss, own', [('local', ''), ('error', ''), ('local', 'cpu')])
 def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, process, on_loss,
-                                                                       own, monkeypatch):
+                                                                       own, monkeypatch, tmp_path):
     monkeypatch.setenv(OWN_DEVICE, own)   # what stands for the robot's GPU, if it has one
-    server = process.any('rrto_bridge.server.main', '--ros-args', '-p', 'name:=s')
+    server = process.any('rrto_bridge.server.main', '--ros-args', '-p', 'name:=s', '-p',
+                         f'directory:={tmp_path}')
     server.wait('serving as s')
     # With device:=auto the robot must not compute on cuda, which is the server's device here.
     inside = ('rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',

@@ -51,7 +51,6 @@ class NodeSettings(LinkSettings):
 class ServerSettings(ManagedSettings, NodeSettings, Limits):
     """Settings of the server."""
 
-    directory: str = setting('', 'folder of the models; empty: ~/.cache/lopinfer', empty=True)
     models: str = setting('', 'models to load at start, separated by commas: names of torchvision '
                               'or timm, or package.module:factory', empty=True)
     weights: str = setting('', "weights of these models, separated by commas: folders of a fleet's "
@@ -85,19 +84,6 @@ class ServerSettings(ManagedSettings, NodeSettings, Limits):
             raise SettingError(f'parameter weights must name weights for the {len(models)} models '
                                f'of parameter models, in their order, got {len(weights)}')
         return list(zip_longest(models, weights, fillvalue=''))
-
-    def make_directory(self) -> Path:
-        """Return the folder of the models; create it if it does not exist.
-
-        :raises SettingError: the folder cannot be created.
-        """
-        folder = Path(self.directory or '~/.cache/lopinfer').expanduser()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(f"parameter directory must be a folder or a new one, got '{folder}',"
-                               f' which cannot be created: {error.strerror}') from error
-        return folder
 
 
 class ClientSettings(NodeSettings, FollowSettings, Settings):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
-from lopinfer_node.model.files import GRAPH, load, save
+from lopinfer_node.model.files import GRAPH
 from lopinfer_node.model.layout import flat, format_of, shaped
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.program import Program
+from model_files import load, save
 from pair import random_plan, run_both
 from torch import nn
 

@@ -207,10 +207,11 @@ def test_a_result_that_can_not_be_read_back_costs_its_request_alone(store):
 def test_a_model_is_removed_for_its_own_fault_alone(error, kept, tmp_path, monkeypatch):
     def fails(digest):
         raise error
-    digest = 'a' * 64
-    (tmp_path / digest).mkdir()
+    traced = trace(Small().eval(), torch.rand(SHAPE))
+    digest = traced.digest
     with server_here(tmp_path) as server:
         monkeypatch.setattr(server, '_try', fails)
+        server.store.add(traced)
         server.machine.add('mine', digest, [], [])
         server._prepare(digest)
         assert (server.store.digests() == {digest}) == kept
@@ -222,10 +223,10 @@ def test_weights_that_the_disk_damages_after_their_trial_are_not_served(store, m
         server.add(traced)
         eventually(lambda: (traced.digest, 'cpu') in server._models)
         server._models.clear()
-        weights = server.store.path(traced.digest) / 'weights.safetensors'
-        data = bytearray(weights.read_bytes())
+        weight = server.store.kept.folder / traced.contents['head.weight'].sha256
+        data = bytearray(weight.read_bytes())
         data[-7] ^= 0x40
-        weights.write_bytes(data)
+        weight.write_bytes(data)
         server._prepare(traced.digest)
         assert 'damaged' in server.machine._models[traced.digest].reason
         # the files are deleted, so a robot may send the model again

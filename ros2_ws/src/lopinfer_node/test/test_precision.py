@@ -9,11 +9,12 @@ from fleet_testing import LIMIT, eventually
 from lopinfer_node.errors import ModelError
 from lopinfer_node.model import precision
 from lopinfer_node.model.calls import Call
-from lopinfer_node.model.files import GRAPH, load, save
+from lopinfer_node.model.files import GRAPH
 from lopinfer_node.model.precision import Precision
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.program import Program
+from model_files import load, save
 from runtime_models import Small
 
 ROUNDING = Precision(matmul=True, convolution=True, float16=False, bfloat16=True)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from fleet_compute.graphs import AFTER, CudaCapture, Graphs
-from lopinfer_node.model.files import load, save
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime import program
 from lopinfer_node.runtime.program import Program
+from model_files import load, save
 from replayed import Replayed
 from runtime_models import Small
 

@@ -12,12 +12,12 @@ import torch
 from fleet_testing import fewer
 from lopinfer_node.errors import ModelError
 from lopinfer_node.model.calls import RULES, Weight
-from lopinfer_node.model.files import load, save
 from lopinfer_node.model.graph import Kind
 from lopinfer_node.model.trace import _traced
 from lopinfer_node.model.traced import Traced, divided, trace
 from lopinfer_node.planning.plan import check
 from lopinfer_node.runtime.program import arithmetic
+from model_files import load, save
 from operators import Apply, cases
 from pair import random_plan, relative_error, run_both
 from torch.utils import _pytree as pytree

@@ -1,6 +1,5 @@
 """After any interruption of an upload, the store lists the whole model or nothing of it."""
 
-import json
 import os
 import random
 import resource
@@ -12,15 +11,15 @@ import safetensors.torch
 import torch
 from fleet_compute.inlets import shortened
 from lopinfer_node.errors import ModelError, RemoteError
-from lopinfer_node.model.files import CONTENTS, WEIGHTS, save
+from lopinfer_node.model.files import CONTENTS, GRAPH, WEIGHTS, save_texts, save_weights
 from lopinfer_node.model.traced import trace
 from lopinfer_node.runtime.store import (
     FILES,
     PART_BYTES,
     Store,
     UploadRequest,
-    _send,
     announce,
+    send_file,
     send_model,
     send_traced,
 )
@@ -29,14 +28,20 @@ from runtime_models import Small
 DIGEST = 'c' * 64
 
 
-@pytest.fixture
-def model(tmp_path):
-    folder = tmp_path / 'model'
-    folder.mkdir()
-    draw = random.Random(1)
-    for name, size in zip(FILES, (100, 3 * PART_BYTES + 17), strict=True):
-        (folder / name).write_bytes(draw.randbytes(size))
-    return folder
+def wide(seed=0):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(900, 200), torch.nn.ReLU(), torch.nn.Linear(200, 4))
+    return trace(model.eval(), torch.zeros(1, 900))
+
+
+@pytest.fixture(scope='module')
+def model():
+    return wide()    # its weights are three parts
+
+
+def send(traced, folder, call):
+    folder.mkdir(exist_ok=True)
+    send_traced(traced, folder, call)
 
 
 def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
@@ -53,16 +58,16 @@ def test_an_upload_survives_lost_calls_and_a_restart(model, tmp_path):
 
     for _ in range(50):
         try:
-            send_model(model, DIGEST, call)
+            send(model, tmp_path / 'robot', call)
             break
         except TimeoutError:
             continue
-    assert stores[0].digests() == {DIGEST}
-    for name in FILES:
-        assert (stores[0].path(DIGEST) / name).read_bytes() == (model / name).read_bytes()
-    sent = []
-    send_model(model, DIGEST, lambda r: sent.append(r.data) or stores[0].take(r))
-    assert sent == [b'', b'']             # a second robot only asks, and sends no data
+    assert stores[0].digests() == {model.digest}
+    found = stores[0].load(model.digest).parameters
+    assert all(torch.equal(found[name], t) for name, t in model.parameters.items())
+    asked = []
+    send(model, tmp_path / 'robot', lambda r: asked.append(r.data) or stores[0].take(r))
+    assert asked == [b'', b'', b'']       # a second robot only asks, and sends no data
 
 
 def test_parts_from_before_a_restart_are_hashed_in_blocks(tmp_path):
@@ -81,17 +86,17 @@ def test_a_file_that_arrives_damaged_is_refused_and_can_be_sent_again(model, tmp
     store, damage = Store(tmp_path / 'store'), [True]
 
     def call(request):
-        if damage and request.offset:
+        if damage and request.offset and request.file == WEIGHTS:
             damage.clear()
             request = UploadRequest(request.digest, request.file, request.sha256, request.size,
                                     request.offset, b'\0' * len(request.data))
         return store.take(request)
 
     with pytest.raises(RemoteError, match='damaged'):
-        send_model(model, DIGEST, call)
+        send(model, tmp_path / 'robot', call)
     assert store.digests() == set()
-    send_model(model, DIGEST, call)
-    assert store.digests() == {DIGEST}
+    send(model, tmp_path / 'robot', call)
+    assert store.digests() == {model.digest}
 
 
 @pytest.mark.parametrize('bad', [
@@ -110,21 +115,20 @@ def test_a_full_disk_refuses_the_model_and_keeps_nothing_of_it(model, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (PART_BYTES + 1, hard))
     try:
+        folder = tmp_path / 'robot'
+        folder.mkdir()
+        save_texts(model, folder)
+        send_file(folder / CONTENTS, model.digest, store.take)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        save_weights(model, folder, model.parameters)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (PART_BYTES + 1, hard))
         with pytest.raises(RemoteError, match='cannot keep weights.safetensors: .*File too large'):
-            send_model(model, DIGEST, store.take)
+            send_model(folder, model.digest, store.take)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list((tmp_path / 'store').iterdir())
-    send_model(model, DIGEST, store.take)
-    assert store.digests() == {DIGEST}
-
-
-def test_a_file_without_content_is_a_file(tmp_path):
-    store = Store(tmp_path)
-    for name in FILES:
-        reply = store.take(UploadRequest(DIGEST, name, sha256(b'').hexdigest(), 0, 0, b''))
-        assert reply.accepted
-    assert reply.complete
+    assert not [p for p in (tmp_path / 'store').rglob('*') if p.is_file()]
+    send(model, folder, store.take)
+    assert store.digests() == {model.digest}
 
 
 def begin(store, digest, served=()):
@@ -139,7 +143,7 @@ def test_in_a_full_store_the_model_goes_that_was_not_used_for_longest(tmp_path):
         os.utime(tmp_path / (digest * 64), (age, age))
     store.use('a' * 64)
     assert begin(store, 'e' * 64, served=['c' * 64]).accepted
-    assert sorted(p.name[0] for p in tmp_path.iterdir()) == ['a', 'c', 'e', 'n']
+    assert sorted(p.name[0] for p in tmp_path.iterdir()) == ['a', 'c', 'e', 'n', 'w']
 
 
 def test_a_full_store_of_models_that_are_served_takes_no_further_one(tmp_path):
@@ -171,14 +175,30 @@ def damage(path):
         file.write(b'\x7f')
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_a_model_whose_files_were_damaged_on_the_disk_is_not_read(traced, tmp_path, name):
+def test_a_model_whose_graph_was_damaged_on_the_disk_is_not_read(traced, tmp_path):
     store = Store(tmp_path)
     store.add(traced)
     assert store.load(traced.digest).digest == traced.digest
-    damage(store.path(traced.digest) / name)
+    damage(store.path(traced.digest) / GRAPH)
     with pytest.raises(ModelError):
         store.load(traced.digest)
+
+
+def test_a_weight_that_was_damaged_on_the_disk_is_sent_again_alone(model, tmp_path):
+    store = Store(tmp_path / 'store')
+    send(model, tmp_path / 'robot', store.take)
+    damage(store.kept.folder / model.contents['2.weight'].sha256)
+    with pytest.raises(ModelError, match='2.weight is no longer kept, or was damaged'):
+        store.load(model.digest)
+    assert not store.has(model.digest)
+    sizes = {}
+
+    def call(request):
+        sizes[request.file] = request.size
+        return store.take(request)
+    send(model, tmp_path / 'robot', call)
+    assert sizes[WEIGHTS] < 2 * 4 * 4 * 200
+    assert store.load(model.digest).digest == model.digest
 
 
 def test_weights_that_were_read_do_not_follow_the_file(traced, tmp_path):
@@ -186,17 +206,18 @@ def test_weights_that_were_read_do_not_follow_the_file(traced, tmp_path):
     store.add(traced)
     read = store.load(traced.digest)
     before = {name: tensor.clone() for name, tensor in read.parameters.items()}
-    damage(store.path(traced.digest) / WEIGHTS)
+    for path in store.kept.folder.iterdir():
+        if path.stat().st_size:
+            damage(path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in read.parameters.items())
 
 
 def test_a_model_of_this_machines_own_is_there_whole_or_not_at_all(traced, tmp_path, monkeypatch):
     def half(made, folder):
-        save(made, folder)
-        (folder / WEIGHTS).write_bytes(b'')
+        save_texts(made, folder)
         raise KeyboardInterrupt
     store = Store(tmp_path)
-    monkeypatch.setattr('lopinfer_node.runtime.store.save', half)
+    monkeypatch.setattr('lopinfer_node.model.files.save_texts', half)
     with pytest.raises(KeyboardInterrupt):
         store.add(traced)
     assert not store.digests()
@@ -205,13 +226,13 @@ def test_a_model_of_this_machines_own_is_there_whole_or_not_at_all(traced, tmp_p
     assert store.load(traced.digest).digest == traced.digest
 
 
-def test_a_model_is_flushed_to_disk_before_it_is_complete(model, tmp_path, monkeypatch):
+def test_a_graph_is_flushed_to_disk_before_it_is_complete(model, tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, 'fsync', lambda file: synced.append(os.readlink(
         f'/proc/self/fd/{file}')) or fsync(file))
-    send_model(model, DIGEST, Store(tmp_path / 'store').take)
-    assert all(any(path.endswith(name + '.part') for path in synced) for name in FILES)
+    send(model, tmp_path / 'robot', Store(tmp_path / 'store').take)
+    assert all(any(path.endswith(name + '.part') for path in synced) for name in (GRAPH, CONTENTS))
 
 
 def test_weights_beyond_the_servers_memory_are_refused_before_anything_is_sent(tmp_path):
@@ -222,7 +243,8 @@ def test_weights_beyond_the_servers_memory_are_refused_before_anything_is_sent(t
         return store.take(request)
     with pytest.raises(RemoteError, match='parameter memory'):
         announce(DIGEST, 2 << 20, call)
-    assert [request.data for request in asked] == [b''] and not list(tmp_path.iterdir())
+    assert [request.data for request in asked] == [b'']
+    assert [p.name for p in tmp_path.iterdir()] == ['weights']
     announce(DIGEST, 1 << 19, call)
     announce(DIGEST, 0, call)   # a model without weights
 
@@ -257,51 +279,65 @@ def test_of_a_changed_model_only_the_changed_weights_are_sent(tmp_path):
         torch.testing.assert_close(found.run({found.graph.inputs[0]: x})[0], model(x).detach())
 
 
-def test_a_model_whose_weights_others_read_stays(tmp_path):
+def test_a_model_needs_no_other_model_whose_weights_it_shares(tmp_path):
     store = Store(tmp_path / 'store', models=2)
     first, _ = sent(store, tmp_path / 'first', small())
     second, _ = sent(store, tmp_path / 'second', small(1.0))
     third, _ = sent(store, tmp_path / 'third', small(2.0))
-    assert store.digests() == {first.digest, third.digest}
+    assert store.digests() == {second.digest, third.digest}
     assert store.load(third.digest).digest == third.digest
 
 
-def test_a_model_whose_weights_are_gone_is_refused_and_can_be_sent_again(tmp_path):
-    store = Store(tmp_path / 'store')
+def test_a_model_whose_weights_had_to_go_counts_as_not_stored_and_can_be_sent_again(tmp_path):
+    store = Store(tmp_path / 'store', disk=20_000)
     first, whole = sent(store, tmp_path / 'first', small())
-    second, _ = sent(store, tmp_path / 'second', small(1.0))
-    store.remove(first.digest)
-    with pytest.raises(ModelError, match='no file has the weight'):
-        store.load(second.digest)
-    store.remove(second.digest)
-    assert sent(store, tmp_path / 'again', small(1.0))[1] == whole
-    assert store.load(second.digest).digest == second.digest
+    torch.manual_seed(5)
+    other = torch.nn.Linear(64, 64)
+    store.keep_weights(safetensors.torch.save({'w': other.weight.detach()}))
+    assert not store.has(first.digest) and not store.digests()
+    with pytest.raises(ModelError, match='no longer kept'):
+        store.load(first.digest)
+    assert 4 * 64 * 64 < sent(store, tmp_path / 'again', small())[1] < whole    # what had to go
+    assert store.load(first.digest).digest == first.digest
 
 
-def test_a_model_whose_contents_lie_spoils_others_once(tmp_path):
-    store = Store(tmp_path / 'store')
-    first, _ = sent(store, tmp_path / 'first', small())
-    place = store.path(first.digest) / CONTENTS
-    contents = json.loads(place.read_text())
-    names = sorted(contents)
-    wanted = trace(small(1.0), torch.zeros(1, 64)).contents
-    changed = next(n for n in names if contents[n] != wanted[n])
-    place.write_text(json.dumps({**contents, changed: wanted[changed]}))
-    second, _ = sent(store, tmp_path / 'second', small(1.0))
-    with pytest.raises(ModelError, match='is not what'):
-        store.load(second.digest)
-    store.remove(second.digest)
-    sent(store, tmp_path / 'again', small(1.0))
-    assert store.load(second.digest).digest == second.digest
+def test_a_model_that_does_not_fit_on_the_disk_is_refused(tmp_path):
+    with pytest.raises(RemoteError, match='parameter disk'):
+        sent(Store(tmp_path / 'store', disk=1000), tmp_path / 'first', small())
+    store = Store(tmp_path / 'other', disk=20_000)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 32)).eval()
+    store.keep_weights(safetensors.torch.save({'w': model[0].weight.detach()}))
+    with pytest.raises(RemoteError, match='0.weight .* no room for all of them'):
+        sent(store, tmp_path / 'second', model)     # each of two halves fits
+    assert not store.digests()
 
 
-@pytest.mark.parametrize('text', ['{"a": "b"}', '[]', '{"a": 1}', '{', '"x"', '[' * 100_000])
+def test_weights_that_are_not_what_was_said_are_refused(tmp_path):
+    store, folder = Store(tmp_path / 'store'), tmp_path / 'robot'
+    traced = trace(small(), torch.zeros(1, 64))
+    folder.mkdir()
+    save_texts(traced, folder)
+    send_file(folder / CONTENTS, traced.digest, store.take)
+    save_weights(trace(small(1.0), torch.zeros(1, 64)), folder, traced.parameters)
+    with pytest.raises(RemoteError, match='2.bias is not what'):
+        send_model(folder, traced.digest, store.take)
+    assert not store.digests()
+    save_weights(traced, folder, traced.parameters)
+    send_model(folder, traced.digest, store.take)
+    assert store.load(traced.digest).digest == traced.digest
+
+
+@pytest.mark.parametrize('text', [
+    '{"a": "b"}', '[]', '{"a": 1}', '{', '"x"', '[' * 100_000, '{"a": ["../x", "float32", [1]]}',
+    '{"a": ["%s", "load", [1]]}' % ('0' * 64), '{"a": ["%s", "float32", [-1]]}' % ('0' * 64),
+    '{"a": ["%s", "float32", [9999999999999]]}' % ('0' * 64), '{"a": ["%s", "float32", 1]}' % (
+        '0' * 64)])
 def test_contents_that_are_no_texts_are_refused(tmp_path, text):
     store, data = Store(tmp_path), text.encode()
     reply = store.take(UploadRequest(DIGEST, CONTENTS, sha256(data).hexdigest(), len(data), 0,
                                      data))
     assert not reply.accepted and reply.reason
-    good = b'{"a": "%s"}' % (b'0' * 64)
+    good = b'{"a": ["%s", "float32", [1]]}' % (b'0' * 64)
     assert store.take(UploadRequest(DIGEST, CONTENTS, sha256(good).hexdigest(), len(good), 0, good)
                       ).missing == ['a']
 
@@ -317,29 +353,20 @@ def test_the_weights_of_a_fleets_version_need_not_be_sent(tmp_path):
                 lambda request: asked.append(request) or store.take(request))
     assert sum(len(r.data) for r in asked if r.file == WEIGHTS) < 1000
     assert store.load(traced.digest).digest == traced.digest
-    for content in files[1:]:     # those that a model reads stay, and the newest two
-        store.keep_weights(content)
-    assert {p.name for p in store.directory.glob('followed*')} == {
-        'followed-1', 'followed-4', 'followed-5'}
-    assert store.load(traced.digest).digest == traced.digest
     with pytest.raises(ModelError, match='not a safetensors file'):
         store.keep_weights(b'nonsense')
     assert store.digests() == {traced.digest}
 
 
-def test_weights_cross_the_link_in_fewer_bytes(tmp_path):
-    weights = torch.randn(1 << 17, generator=torch.Generator().manual_seed(0))
-    path, store, sent = tmp_path / FILES[1], Store(tmp_path / 'store'), []
-    safetensors.torch.save_file({'w': weights}, path)
+def test_weights_cross_the_link_in_fewer_bytes(model, tmp_path):
+    store, sizes = Store(tmp_path / 'store'), []
 
     def call(request):
-        sent.append(len(request.data))
+        sizes.append(len(request.data))
         return store.take(request)
-    assert not _send(path, DIGEST, call).complete       # there is no graph
-    assert sum(sent) < .92 * path.stat().st_size
-    there, = (tmp_path / 'store').rglob(FILES[1])
-    assert there.read_bytes() == path.read_bytes()
-    part = bytes(shortened(weights.numpy().tobytes()[:PART_BYTES]))
+    send(model, tmp_path / 'robot', call)
+    assert sum(sizes) < .95 * sum(t.nbytes for t in model.parameters.values())
+    part = bytes(shortened(torch.randn(PART_BYTES // 4).numpy().tobytes()))
     for data, length in ((part[:-1], PART_BYTES), (part, PART_BYTES - 4)):
-        reply = store.take(UploadRequest('d' * 64, FILES[1], '', weights.nbytes, 0, data, length))
+        reply = store.take(UploadRequest('d' * 64, WEIGHTS, '', 1 << 20, 0, data, length))
         assert 'is damaged' in reply.reason and not reply.received

@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 from lopinfer_node.errors import ModelError, ProfileError
-from lopinfer_node.model.files import save
 from lopinfer_node.model.traced import trace
+from lopinfer_node.runtime.store import Store
 from lopinfer_node.runtime.trial import Trial, Trier, _plan_bytes
 
 MIB = 1 << 20
@@ -39,13 +39,13 @@ def folder(tmp_path_factory):
     The function takes the size of the matrix and the number of products, and returns the
     model's folder.
     """
-    store = tmp_path_factory.mktemp('store')
+    store = Store(tmp_path_factory.mktemp('store'))
 
     @cache
     def stored(size, times=0):
         traced = trace(Squares(size, times).eval(), torch.ones(size), verify=False)
-        save(traced, store / traced.digest)
-        return store / traced.digest
+        store.add(traced)
+        return store.path(traced.digest)
     return stored
 
 

@@ -6,8 +6,7 @@ Such values could crash the server or reveal its memory.
 import pytest
 import torch
 from lopinfer_node.errors import ModelError
-from lopinfer_node.model.files import load
-from model_files import write_model
+from model_files import load, write_model
 
 X = {'v': 0}
 ONE = {'w': 'one'}

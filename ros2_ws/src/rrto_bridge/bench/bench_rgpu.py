@@ -246,9 +246,11 @@ class Rrto:
             link = {'trace': self.trace.name, 'latency': delay}
         epoch = outage[0] - BEFORE if outage else 0.0
         self.there = self.environment = environment
+        self.folder = tempfile.TemporaryDirectory()      # noqa: SIM115
         self.serving = [
             sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', '-p', 'name:=bench',
-            '-p', 'device:=cpu', '-p', 'threads:=1', '-p', f'link_epoch:={epoch}', *(
+            '-p', f'directory:={self.folder.name}', '-p', 'device:=cpu', '-p', 'threads:=1', '-p',
+            f'link_epoch:={epoch}', *(
                 a for k, v in link.items() for a in ('-p', f'link.{k}:={v}'))]
         self.command = [
             sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'bench', '--on-loss',

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fleet_testing import LIMIT, Lines, environment, free_domain
 
@@ -20,6 +21,7 @@ class Domain:
     def __init__(self):
         self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
         self.processes = []
+        self.folder = TemporaryDirectory()
 
     def start(self, *arguments):
         return self.start_file('-m', *arguments)
@@ -31,7 +33,9 @@ class Domain:
         return process
 
     def server(self, name, **parameters):
-        settings = [f'{k}:={v}' for k, v in {'name': name, **parameters}.items()]
+        folder = f'{self.folder.name}/{len(self.processes)}'
+        settings = [f'{k}:={v}' for k, v in {'name': name, 'directory': folder,
+                                             **parameters}.items()]
         process = self.start('rrto_bridge.server.main', '--ros-args',
                              *(part for s in settings for part in ('-p', s)))
         return Lines(process)
@@ -62,6 +66,7 @@ class Domain:
             process.send_signal(signal.SIGCONT)     # a stopped process ends only then
         for process in left:
             process.communicate(timeout=LIMIT)
+        self.folder.cleanup()
 
 
 def children(pid):

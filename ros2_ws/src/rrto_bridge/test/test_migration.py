@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from fleet_compute.weights import Weights
 from rrto_bridge.client.inprocess import InProcess
 from rrto_bridge.client.journal import Journal
 from rrto_bridge.client.machine import ClientMachine
@@ -11,7 +12,6 @@ from rrto_bridge.client.migration import migrate, prepare
 from rrto_bridge.client.percall import PerCall
 from rrto_bridge.client.replaying import Replaying
 from rrto_bridge.execution.context import Context
-from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol.errors import RrtoError
 from rrto_bridge.protocol.tensors import pack
 

@@ -8,12 +8,12 @@ import resource
 import pytest
 import torch
 from fleet_compute.inlets import Inlets
+from fleet_compute.weights import Weights
 from rrto_bridge.client.inprocess import InProcess
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.executor import ContextExecutor
 from rrto_bridge.execution.perform import Performer
-from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol import tensors
 from rrto_bridge.protocol.errors import OutOfMemory, Refused, RemoteError
 from rrto_bridge.protocol.operators import resolve
@@ -174,28 +174,6 @@ def test_weights_are_found_by_their_digest_and_checked(tmp_path):
     assert to.wait(ticket) is False
 
 
-def test_weights_that_are_too_many_go_in_order_of_use(tmp_path):
-    weights = Weights(250, tmp_path)
-    a, b, c, large = (letter * 100 for letter in (b'a', b'b', b'c', b'ddd'))
-    for data in (a, b):
-        weights.keep(data, digest_of(data))
-    for data, age in ((a, 2), (b, 3)):
-        os.utime(tmp_path / digest_of(data), ns=(0, age))
-    mapped = weights.find(digest_of(a), 100)
-    weights.keep(c, digest_of(c))
-    assert weights.find(digest_of(b), 100) is None and weights.used == 200
-    assert weights.keep(large, digest_of(large)) is None and weights.used == 200
-    os.utime(tmp_path / digest_of(a), ns=(0, 0))
-    weights.keep(b, digest_of(b))
-    # A session that has mapped a weight can use it even after its file is deleted.
-    assert weights.find(digest_of(a), 100) is None and bytes(mapped) == a
-
-
-def test_without_room_nothing_is_kept(tmp_path):
-    assert Weights().keep(b'abc', digest_of(b'abc')) is None
-    assert Weights(100, tmp_path).keep(b'', digest_of(b'')) is None
-
-
 @pytest.mark.parametrize('failing', ['lock', 'new', 'folder'])
 def test_weights_that_cannot_be_kept_are_uploaded_all_the_same(failing, tmp_path):
     folder = tmp_path / 'weights'
@@ -208,26 +186,6 @@ def test_weights_that_cannot_be_kept_are_uploaded_all_the_same(failing, tmp_path
     assert to.wait(ticket) is False
     to.wait(to.machine.keep(handle, meta, data, digest_of(data)))
     assert bytes(to.wait(to.machine.download(handle))[1]) == bytes(data) and weights.used == 0
-
-
-@pytest.mark.parametrize('left', range(4))
-def test_weights_are_an_optimisation_without_file_descriptors(left, tmp_path):
-    weights, data = Weights(1 << 20, tmp_path), b'abc'
-    assert weights.keep(data, digest_of(data)) is not None
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # `lowest` as the limit leaves `left` descriptors.
-    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(left)]
-    lowest = os.dup(0)
-    os.close(lowest)
-    for descriptor in taken:
-        os.close(descriptor)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
-        weights.find(digest_of(data), 3)
-        weights.keep(b'def', digest_of(b'def'))
-        assert weights.used in (0, 3, 6)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def garbage(chance):

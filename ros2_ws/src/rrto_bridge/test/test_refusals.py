@@ -206,7 +206,7 @@ def test_a_server_deletes_the_folders_of_servers_that_were_killed(monkeypatch, t
     monkeypatch.setattr(shell, 'MEMORY', str(tmp_path))
     (tmp_path / 'rrto_of_the_user').mkdir()
     running, lock = shell._folder()
-    assert (running / 'weights').is_dir()
+    assert (running / shell.PROVED).is_dir()
     code = "from rrto_bridge.server import shell; shell.MEMORY = {!r}; print(shell._folder()[0])"
     killed = Path(subprocess.run([sys.executable, '-c', code.format(str(tmp_path))], check=True,
                                  capture_output=True, text=True).stdout.strip())

@@ -6,11 +6,11 @@ from collections import deque
 
 import pytest
 import torch
+from fleet_compute.weights import Weights
 from fleet_link.stream import FRAME, MOST_BYTES, WINDOW, Ack, Frame, Receiver, Sender
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.perform import Performer
-from rrto_bridge.execution.weights import Weights
 from rrto_bridge.protocol.errors import RemoteError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck, SendFrame
 from rrto_bridge.protocol.names import graph_name, is_graph_name

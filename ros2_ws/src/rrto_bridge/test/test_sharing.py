@@ -13,12 +13,12 @@ import remote
 import torch
 from fleet_compute.batch import together
 from fleet_compute.runner import Offer, Runner, Tenant
+from fleet_compute.weights import Weights
 from fleet_testing import LIMIT, Lines, eventually
 from processes import Domain, children
 from rrto_bridge.execution import sharing
 from rrto_bridge.execution.perform import Performer
 from rrto_bridge.execution.sharing import AFTER, Sharing, load
-from rrto_bridge.execution.weights import Weights
 from rrto_bridge.server.shared import NAME
 from torch import nn
 

@@ -31,12 +31,12 @@ from torch.utils import _pytree as pytree
 
 from ..api import OffloadedModel
 from ..errors import RemoteError
-from ..model.files import save
 from ..model.traced import Traced, trace
 from ..planning.profile import Profile
 from ..ros.client_shell import ClientOptions, Planner
 from ..runtime.choice import PlannedTable
 from ..runtime.planner import TablePlanner
+from ..runtime.store import Store
 
 SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_main())'
 # maximum seconds until a server is ready: it loads and measures the model, and accepts plans
@@ -127,7 +127,7 @@ class Rig:
         # While the server starts, put the model where it looks for it: the robot need not send it.
         try:
             self.traced = trace(self.model, self.example)
-            save(self.traced, self._folder / self.traced.digest)
+            Store(self._folder).add(self.traced)
         except BaseException:
             self.__exit__()
             raise

@@ -1,7 +1,8 @@
-"""A traced model on disk and on the wire: graph.json, weights.safetensors, never a pickle.
+"""A traced model on disk and on the wire: graph.json, contents.json and weights, never a pickle.
 
-A third file, contents.json, maps the name of each weight to its SHA-256 (`traced.content_of`). By
-it, a model finds weights that are not in its own file in the files of other models.
+contents.json maps the name of each weight to [SHA-256, dtype, shape] (`traced.Content`). On disk
+the weights are among the kept ones (`fleet_compute.weights`), by their SHA-256, so models share
+them. On the wire those that the other side lacks are a file weights.safetensors.
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
 "arguments", "shape", "dtype", "place", "pick"}], "outputs": [...], "precision": {"matmul",
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from fleet_compute.operators import find, refusal
+from fleet_compute.weights import Weights
 from fleet_env.durable import write_text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -34,18 +36,18 @@ from .layout import CHANNELS_LAST
 from .precision import Precision
 from .tape import Record, Ref, Tape
 from .text import KINDS, VERSIONS, as_json
-from .traced import Traced, content_of
+from .traced import Content, Traced, bytes_of, content_of
 
 GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
 MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
-FOLLOWED = re.compile('followed-([0-9]+)')  # name of a folder with the weights of a fleet's model
 
 
-def save(traced: Traced, directory: Path) -> None:
-    """Write the files; weights that share memory are each written in full."""
+def save(traced: Traced, directory: Path, kept: Weights) -> None:
+    """Write the files, and keep the weights. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     save_texts(traced, directory)
-    save_weights(traced, directory, traced.parameters)
+    for name, content in traced.contents.items():
+        kept.write(bytes_of(traced.parameters[name]), content.sha256)
 
 
 def save_texts(traced: Traced, directory: Path) -> None:
@@ -55,118 +57,70 @@ def save_texts(traced: Traced, directory: Path) -> None:
 
 
 def save_weights(traced: Traced, directory: Path, names: Collection[str]) -> None:
-    """Write the file `WEIGHTS` with these weights; folders beside this one have the others."""
+    """Write the file `WEIGHTS` with these weights."""
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()
                if k in names}, str(directory / WEIGHTS))
 
 
-def lacking(directory: Path) -> dict[str, str]:
-    """Return the weights that are in the file `CONTENTS` of a folder, but not in its `WEIGHTS`.
-
-    The result maps their names to their contents; it is empty if there is no file `CONTENTS`.
-    Raises ModelError for an invalid file.
-    """
+def contents_in(directory: Path) -> dict[str, Content]:
+    """Read the file `CONTENTS` of a folder; raise ModelError if it is invalid or not there."""
     try:
-        contents, there = _contents(directory), _names(directory / WEIGHTS)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        found = json.loads((directory / CONTENTS).read_text(encoding='utf-8'))
+        return {name: _content(*fields) for name, fields in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
-    return {name: content for name, content in contents.items() if name not in there}
 
 
-def _contents(directory: Path) -> dict[str, str]:
-    contents = json.loads((directory / CONTENTS).read_text(encoding='utf-8'))
-    if type(contents) is not dict or not all(
-            type(c) is str and MODEL.fullmatch(c) for c in contents.values()):
-        raise ValueError(f'{CONTENTS} must have the SHA-256 of each weight')
-    return contents
+def _content(sha256: str, dtype: str, shape: list[int]) -> Content:
+    if not MODEL.fullmatch(sha256) or not isinstance(getattr(torch, dtype), torch.dtype) \
+            or not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) > 1 << 40:
+        raise ValueError(f'{CONTENTS} must have the SHA-256, dtype and shape of each weight')
+    return Content(sha256, dtype, tuple(shape))
 
 
-class Index:
-    """Which weights are in the files of the complete models in a folder, and of `FOLLOWED`."""
+def take_weights(directory: Path, kept: Weights) -> None:
+    """Keep the weights of the file `WEIGHTS`, and delete it.
 
-    def __init__(self, models: Path) -> None:
-        self._found: dict[str, list[tuple[Path, str]]] = {}   # by content: (folder, name)
-        for folder in sorted(p for p in models.iterdir()
-                             if MODEL.fullmatch(p.name) or FOLLOWED.fullmatch(p.name)):
-            try:
-                contents, there = _contents(folder), _names(folder / WEIGHTS)
-            except (OSError, ValueError, RecursionError, SafetensorError):
-                continue    # a damaged model, which is refused when it is loaded
-            for name in there & contents.keys():
-                self._found.setdefault(contents[name], []).append((folder, name))
-
-    def place(self, content: str, besides: Path) -> tuple[Path, str] | None:
-        """Return (folder, name) of a weight with this content in another folder than `besides`."""
-        return next((p for p in self._found.get(content, ()) if p[0] != besides), None)
-
-
-def _names(path: Path) -> set[str]:
-    if not path.exists():
-        return set()
-    with safe_open(str(path), 'pt') as file:
-        return set(file.keys())
+    Raises ModelError if one of them is not what `CONTENTS` says, and OSError.
+    """
+    contents = contents_in(directory)
+    try:
+        with safe_open(str(directory / WEIGHTS), 'pt') as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_tensor(name)
+                content = content_of(tensor)
+                if contents.get(name) != content:
+                    raise ModelError(f'the weight {name} is not what {CONTENTS} says')
+                kept.write(bytes_of(tensor), content.sha256)
+    except (ValueError, SafetensorError) as error:
+        raise ModelError(f'{WEIGHTS}: {error}') from error
+    (directory / WEIGHTS).unlink()
 
 
-def load(directory: Path, device: str = 'cpu') -> Traced:
+def load(directory: Path, kept: Weights, device: str = 'cpu') -> Traced:
     """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
+    contents = contents_in(directory)
     try:
         document = json.loads((directory / GRAPH).read_text(encoding='utf-8'))
-        weights = _weights(directory / WEIGHTS, device) | _others(directory, device)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
+    weights = {name: _weight(name, content, kept, device) for name, content in contents.items()}
     try:
-        return _read(document, weights, torch.device(device))
+        traced = _read(document, weights, torch.device(device))
+        traced.contents = dict(sorted(contents.items()))    # `find` has computed it
+        return traced
     except ModelError as error:
         raise ModelError(f'{directory / GRAPH}: {error}') from None
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise ModelError(f'{directory / GRAPH}: {type(error).__name__}: {error}') from error
 
 
-def _others(directory: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read the weights that only the files of other models have."""
-    lacks = lacking(directory)
-    if not lacks:
-        return {}
-    index = Index(directory.parent)
-    names: dict[Path, dict[str, str]] = {}
-    for name, content in lacks.items():
-        place = index.place(content, directory)
-        if place is None:
-            raise ModelError(f'{directory}: no file has the weight {name}')
-        names.setdefault(place[0], {})[name] = place[1]
-    found: dict[str, torch.Tensor] = {}
-    for folder, pairs in names.items():
-        read = _weights(folder / WEIGHTS, device, set(pairs.values()))
-        for name, theirs in pairs.items():
-            if content_of(read[theirs]) != lacks[name]:
-                (folder / CONTENTS).unlink(missing_ok=True)   # nobody else reads from it
-                raise ModelError(f'{folder}: the weight {theirs} is not what {CONTENTS} says')
-            found[name] = read[theirs]
-    return found
-
-
-def _weights(path: Path, device: str, only: Collection[str] | None = None
-             ) -> dict[str, torch.Tensor]:
-    """Read weights from a file into new memory; `only`: the names of these weights.
-
-    Tensors that are mapped from a file would change when the file changes.
-    """
-    with safe_open(str(path), 'pt') as file:   # `safe_open` checks the header of the file
-        kinds = {name: file.get_tensor(name) for name in file.keys()  # noqa: SIM118
-                 if only is None or name in only}
-        kinds = {name: torch.empty_like(tensor) for name, tensor in kinds.items()}
-    with path.open('rb') as file:
-        size = int.from_bytes(file.read(8), 'little')
-        header = json.loads(file.read(size))
-        for name, tensor in kinds.items():
-            begin, end = header[name]['data_offsets']
-            file.seek(8 + size + begin)
-            if end > begin and file.readinto(
-                    tensor.reshape(-1).view(torch.uint8).numpy().data) != end - begin:
-                raise ValueError(f'{path.name} ends within {name}')
-    return {name: tensor.to(device) for name, tensor in kinds.items()}
+def _weight(name: str, content: Content, kept: Weights, device: str) -> torch.Tensor:
+    """Return a kept weight in memory of its own."""
+    tensor = torch.empty(content.shape, dtype=getattr(torch, content.dtype))
+    if content.nbytes and not kept.read(content.sha256, bytes_of(tensor)):
+        raise ModelError(f'the weight {name} is no longer kept, or was damaged on the disk')
+    return tensor.to(device)
 
 
 def _read(document: dict[str, Any], weights: dict[str, torch.Tensor],

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -66,12 +68,12 @@ class Traced:
 
         The bytes are a hash of the name, the type, the shape and the content of the tensor.
         """
-        return {name: hashlib.sha256(f'{name}\0{content}'.encode()).digest()[:8]
+        return {name: hashlib.sha256(json.dumps([name, *content]).encode()).digest()[:8]
                 for name, content in self.contents.items()}
 
     @cached_property
-    def contents(self) -> dict[str, str]:
-        """Return name -> SHA-256 of type, shape and content of each constant tensor, sorted."""
+    def contents(self) -> dict[str, Content]:
+        """Return name -> content of each constant tensor, sorted."""
         return {name: content_of(tensor) for name, tensor in sorted(self.tape.weights.items())}
 
     @cached_property
@@ -152,11 +154,29 @@ class Traced:
                      for o in self.tape.outputs)
 
 
-def content_of(tensor: torch.Tensor) -> str:
-    """Return the SHA-256 of a tensor's type, shape and elements, in hexadecimal digits."""
-    state = hashlib.sha256(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-    state.update(flat(tensor.detach().cpu()).view(torch.uint8).numpy().data)
-    return state.hexdigest()
+class Content(NamedTuple):
+    """What a weight contains: the SHA-256 of its elements in row-major order, in hex; its form."""
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes of the elements."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * dtype.itemsize
+
+
+def content_of(tensor: torch.Tensor) -> Content:
+    """Return what a tensor contains."""
+    return Content(hashlib.sha256(bytes_of(tensor)).hexdigest(),
+                   str(tensor.dtype).removeprefix('torch.'), tuple(tensor.shape))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the elements of a tensor in row-major order."""
+    return flat(tensor.detach().cpu()).view(torch.uint8).numpy().data
 
 
 def _valued(argument: Any, values: Sequence[Value]) -> Any:

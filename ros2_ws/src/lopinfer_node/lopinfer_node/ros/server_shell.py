@@ -118,7 +118,8 @@ class Server:
     def __init__(self, node: Node, options: ServerOptions) -> None:
         self.node = node
         self.options = options
-        self.store = Store(options.directory, options.limits.memory << 20)
+        self.store = Store(options.directory, options.limits.memory << 20,
+                           disk=options.limits.disk << 20)
         self._lanes = [_Lane(*lane) for lane in enumerate(options.device.split(','))]
         self.machine = ServerMachine(secrets.randbits(63), self.store.digests(), options.limits,
                                      [lane.name for lane in self._lanes])
@@ -204,6 +205,8 @@ class Server:
 
     def _on_open(self, request: Any, response: Any, call: Call | None) -> Any:
         with self._changed:
+            if request.digest not in self.machine.models and not self.store.has(request.digest):
+                self.machine.on_lost(request.digest)
             reply, actions = self.machine.on_open(open_of(request), time.monotonic())
             self._act(actions)
             if call is not None and self._answerer is not None and reply.status == READY:

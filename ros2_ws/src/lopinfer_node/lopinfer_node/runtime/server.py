@@ -18,7 +18,8 @@ from functools import cached_property
 import numpy as np
 from fleet_compute.inlets import KEPT, Frames, Inlets
 from fleet_compute.schedule import USUAL, Ready, Schedule
-from fleet_env.settings.base import Settings, setting
+from fleet_compute.weights import StoreSettings
+from fleet_env.settings.base import setting
 from fleet_link.arrivals import Arrivals
 
 from ..errors import RemoteError
@@ -139,7 +140,7 @@ class Prepared:
                    if t.source == DEVICE and form.item == 1)
 
 
-class Limits(Settings):
+class Limits(StoreSettings):
     """Settings that limit the clients, requests, models and memory of one server."""
 
     clients: int = setting(16, 'most robots at a time', ge=1, le=1024)
@@ -456,6 +457,10 @@ class ServerMachine:
     def on_stored(self, digests: Collection[str]) -> None:
         """Update the set of stored models after a model has arrived or was deleted."""
         self._stored = set(digests)
+
+    def on_lost(self, digest: str) -> None:
+        """Forget a stored model of which weights had to go."""
+        self._stored.discard(digest)
 
     def on_model(self, digest: str, fixed: np.ndarray, per_share: np.ndarray, reason: str = ''
                  ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import RemoteError
 
-PROTOCOL = 5  # version of the protocol; both sides must use the same version
+PROTOCOL = 6  # version of the protocol; both sides must use the same version
 REFUSED, READY, PREPARING, MISSING = 0, 1, 2, 3  # values of `status` in Open and SetPlans
 
 

@@ -1,11 +1,11 @@
 """The models that a server stores on disk, and their upload.
 
-    <directory>/<digest>/graph.json, contents.json, weights.safetensors      complete
-    <directory>/<digest>.part/...                                            still arriving
+    <directory>/<digest>/graph.json, contents.json       a complete model
+    <directory>/<digest>.part/...                        still arriving
+    <directory>/weights/...                              the weights of all, see `fleet_compute`
 
-A client first says what each weight contains, and then sends only the weights that no stored model
-has. Such a model reads the others from the files of other models, so these stay as long as it does.
-A client sends each file in parts. Before each part, the server names the offset at which the part
+A client first says what each weight contains, and then sends only the weights that are not kept. A
+client sends each file in parts. Before each part, the server names the offset at which the part
 must begin. So the server stores no part twice, even after a lost call or a restart, or if two
 robots send the same model.
 """
@@ -14,34 +14,33 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 from fleet_compute.inlets import CodecError, lengthened, shortened
+from fleet_compute.weights import FOLDER, Weights
 from fleet_env.durable import flush
 from safetensors import SafetensorError
 
 from ..errors import ModelError, RemoteError
 from ..model.files import (
     CONTENTS,
-    FOLLOWED,
     GRAPH,
     MODEL,
     WEIGHTS,
-    Index,
-    lacking,
+    contents_in,
     load,
     save,
     save_texts,
     save_weights,
+    take_weights,
 )
-from ..model.traced import content_of
+from ..model.traced import bytes_of, content_of
 
 if TYPE_CHECKING:
     from ..model.traced import Traced
@@ -79,19 +78,35 @@ class UploadReply:
 class Store:
     """Stores at most ``models`` models under ``directory``, each file of at most ``memory`` bytes.
 
-    If ``models`` models are stored, a new model replaces the least recently used model.
+    If ``models`` models are stored, a new model replaces the least recently used model. ``disk``:
+    maximum bytes of the kept weights. A model whose weights had to go counts as not stored.
     """
 
-    def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64) -> None:
+    def __init__(self, directory: Path, memory: int = 4 << 30, models: int = 64,
+                 disk: int = 16 << 30) -> None:
         self.directory = directory
         self.models = models
         self.memory = memory
+        self.kept = Weights(disk, directory / FOLDER)
         self._hashes: dict[Path, Any] = {}  # maps an incomplete file to the hash of its bytes
-        directory.mkdir(parents=True, exist_ok=True)
+        (directory / FOLDER).mkdir(parents=True, exist_ok=True)
 
     def digests(self) -> set[str]:
         """Return the digests of the complete models."""
-        return {p.name for p in self.directory.iterdir() if MODEL.fullmatch(p.name)}
+        return {p.name for p in self.directory.iterdir() if self.has(p.name)}
+
+    def has(self, digest: str) -> bool:
+        """Return whether there is a complete model."""
+        return bool(MODEL.fullmatch(digest)) and self.path(digest).exists() \
+            and not self._lacking(self.path(digest))
+
+    def _lacking(self, folder: Path) -> list[str]:
+        """Return the names of a model's weights that are not kept; [''] if it is damaged."""
+        try:
+            return [name for name, content in contents_in(folder).items()
+                    if not self.kept.has(content.sha256, content.nbytes)]
+        except ModelError:
+            return ['']
 
     def path(self, digest: str) -> Path:
         """Return the folder of a complete model."""
@@ -116,45 +131,32 @@ class Store:
 
     def load(self, digest: str, device: str = 'cpu') -> Traced:
         """Read a complete model; raise ModelError if it does not match its digest."""
-        traced = load(self.path(digest), device)
+        traced = load(self.path(digest), self.kept, device)
         if traced.digest != digest:
             raise ModelError(f'{self.path(digest)}: the files were damaged on the disk')
         return traced
 
     def add(self, traced: Traced) -> None:
-        """Store a model that was traced or loaded on this machine."""
-        if traced.digest not in self.digests():
+        """Store a model that was traced or loaded on this machine. Raises OSError."""
+        if not self.has(traced.digest):
             folder = self.directory / f'{traced.digest}.part'
             shutil.rmtree(folder, ignore_errors=True)
-            save(traced, folder)
-            for file in (*FILES, CONTENTS):
+            save(traced, folder, self.kept)
+            for file in (GRAPH, CONTENTS):
                 flush(folder / file)
             self._complete(folder)
 
     def keep_weights(self, content: bytes) -> int:
         """Keep the weights of a safetensors file, so that robots need not send them.
 
-        The newest two of such files stay, and those from which models read. Returns the number of
-        tensors. Raises ModelError if it is no such file, and OSError.
+        Returns the number of tensors. Raises ModelError if it is no such file, and OSError.
         """
         try:
             tensors = safetensors.torch.load(content)
         except (SafetensorError, ValueError, KeyError) as error:
             raise ModelError(f'not a safetensors file: {error}') from None
-        kept = {int(found[1]): p for p in self.directory.iterdir()
-                if (found := FOLLOWED.fullmatch(p.name))}
-        folder = self.directory / f'followed-{max(kept, default=0) + 1}'
-        part = folder.with_suffix('.part')
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        (part / WEIGHTS).write_bytes(content)
-        (part / CONTENTS).write_text(json.dumps({n: content_of(t) for n, t in tensors.items()}))
-        part.rename(folder)
-        needed = self._needed(p for p in self.directory.iterdir()
-                              if MODEL.fullmatch(p.name.removesuffix('.part')))
-        for number in sorted(kept)[:-1]:
-            if kept[number] not in needed:
-                shutil.rmtree(kept[number], ignore_errors=True)
+        for tensor in tensors.values():
+            self.kept.write(bytes_of(tensor), content_of(tensor).sha256)
         return len(tensors)
 
     def remove(self, digest: str) -> None:
@@ -175,13 +177,19 @@ class Store:
             return UploadReply(False, f'{request.file} has {request.size >> 20} MiB; the server '
                                       f'accepts {most >> 20} MiB' + ' (its parameter memory)' * (
                                           most == self.memory))
-        if self.path(request.digest).exists():
+        if request.size > self.kept.limit:
+            return UploadReply(False, f'{request.file} has {request.size >> 20} MiB; the server '
+                                      f'keeps {self.kept.limit >> 20} MiB (its parameter disk)')
+        if self.has(request.digest):
             return UploadReply(True, '', request.size, True)
         folder = self.directory / f'{request.digest}.part'
         try:
             return self._take(folder, request, served)
         except CodecError as error:
             return UploadReply(False, f'a part of {request.file} is damaged: {error}')
+        except ModelError as error:
+            (folder / request.file).unlink()
+            return UploadReply(False, str(error))
         except OSError as error:   # such as a full disk: delete the partial model
             shutil.rmtree(folder, ignore_errors=True)
             self._hashes.pop(folder / (request.file + '.part'), None)
@@ -205,43 +213,36 @@ class Store:
         return self._received(folder, request.file, received)
 
     def _received(self, folder: Path, file: str, size: int) -> UploadReply:
-        """Answer to the last part of a file."""
-        if file != CONTENTS:
-            return UploadReply(True, '', size, self._complete(folder))
-        try:
-            lacks = lacking(folder)
-        except ModelError as error:
-            (folder / file).unlink()
-            return UploadReply(False, str(error))
-        index = Index(self.directory)
-        return UploadReply(True, '', size, False, [
-            name for name, content in lacks.items() if index.place(content, folder) is None])
+        """Answer to the last part of a file; raise ModelError if its content is invalid."""
+        if file == CONTENTS:
+            for content in contents_in(folder).values():
+                self.kept.use(content.sha256)   # so that it stays when the others come
+        elif file == WEIGHTS:
+            take_weights(folder, self.kept)
+        lacks = self._lacking(folder)
+        if file == WEIGHTS and lacks:
+            return UploadReply(False, f'the weight {lacks[0]} was not sent, or there is no room '
+                                      'for all of them (parameter disk of the server)')
+        complete = not lacks and file != CONTENTS and self._complete(folder)
+        return UploadReply(True, '', size, complete, lacks if file == CONTENTS else ())
 
     def _make_room(self, served: Collection[str]) -> bool:
         """Delete the least recently used models until there is room for one more.
 
-        Models in ``served`` are not deleted, and none from which others read weights. Returns
-        whether there is room.
+        Models in ``served`` are not deleted. Returns whether there is room.
         """
         folders = [p for p in self.directory.iterdir()
                    if MODEL.fullmatch(p.name.removesuffix('.part'))]
         surplus = len(folders) - self.models + 1
         if surplus <= 0:
             return True
-        needed = self._needed(folders)
-        idle = sorted((p for p in folders if p.name not in served and p not in needed),
+        idle = sorted((p for p in folders if p.name not in served),
                       key=lambda p: p.lstat().st_mtime)
         for path in idle[:surplus]:
             shutil.rmtree(path, ignore_errors=True)
             for file in [f for f in self._hashes if f.parent == path]:
                 del self._hashes[file]
         return len(idle) >= surplus
-
-    def _needed(self, folders: Iterable[Path]) -> set[Path]:
-        """Return the folders from which these models read weights."""
-        index = Index(self.directory)
-        return {place[0] for folder in folders for content in _lacks(folder)
-                if (place := index.place(content, folder)) is not None}
 
     def _append(self, path: Path, request: UploadRequest) -> int:
         """Append the part if its offset is the end of the file; return the size of the file."""
@@ -260,9 +261,10 @@ class Store:
         return received
 
     def _complete(self, folder: Path) -> bool:
-        if not all((folder / file).exists() for file in FILES):
+        if not (folder / GRAPH).exists():
             return False
         flush(folder)
+        self.remove(folder.stem)    # it has lost weights
         folder.rename(self.path(folder.stem))
         flush(self.directory)
         return True
@@ -279,14 +281,6 @@ def announce(digest: str, nbytes: int, call: Callable[[UploadRequest], UploadRep
         raise RemoteError(f'the server refuses the model: {reply.reason}')
 
 
-def _lacks(folder: Path) -> Iterable[str]:
-    """Return the contents of the weights that a model reads from the files of others."""
-    try:
-        return lacking(folder).values()
-    except ModelError:
-        return ()    # a damaged model, which is refused when it is loaded
-
-
 def send_traced(traced: Traced, folder: Path, call: Callable[[UploadRequest], UploadReply]
                 ) -> None:
     """Send a model; its files are written to ``folder``, with the weights that the server lacks.
@@ -294,7 +288,7 @@ def send_traced(traced: Traced, folder: Path, call: Callable[[UploadRequest], Up
     Raises RemoteError if the server refuses the model, and every error that ``call`` raises.
     """
     save_texts(traced, folder)
-    missing = _send(folder / CONTENTS, traced.digest, call).missing
+    missing = send_file(folder / CONTENTS, traced.digest, call).missing
     save_weights(traced, folder, set(missing))
     send_model(folder, traced.digest, call)
 
@@ -305,10 +299,11 @@ def send_model(folder: Path, digest: str, call: Callable[[UploadRequest], Upload
     Raises RemoteError if the server refuses the model, and every error that ``call`` raises.
     """
     for name in FILES:
-        _send(folder / name, digest, call)
+        send_file(folder / name, digest, call)
 
 
-def _send(path: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> UploadReply:
+def send_file(path: Path, digest: str, call: Callable[[UploadRequest], UploadReply]) -> UploadReply:
+    """Send a file of a model from the first byte that the server lacks; return the last answer."""
     with path.open('rb') as file:
         sha256 = _hash(file).hexdigest()
         size, offset, part = path.stat().st_size, 0, b''

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fleet_compute.weights import FOLDER, Weights
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with
 
@@ -152,7 +153,7 @@ def main(arguments: list[str]) -> int:
 def _try(folder: Path, device: torch.device, memory: int, longest: float) -> dict[str, Any]:
     before = _memory(device)[0]
     signal.setitimer(signal.ITIMER_REAL, LOADING)
-    traced = load(folder, str(device))
+    traced = load(folder, Weights(folder=folder.parent / FOLDER), str(device))
     if traced.digest != folder.name:
         raise ModelError(f'its files are those of {traced.digest}')
     loaded = _memory(device)[0]

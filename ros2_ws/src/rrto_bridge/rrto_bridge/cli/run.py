@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fleet_env.command import how_it_ended
@@ -165,23 +166,25 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
     The context yields the name and the process of the server.
     """
     name = f'local_{os.getpid()}'
-    settings = [part for key, value in {'name': name, **parameters}.items()
-                for part in ('-p', f'{key}:={value}')]
-    process = subprocess.Popen(
-        [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', *settings, '--log-level',
-         'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        start_new_session=True, env={**os.environ, **launched()})
-    # The server runs in its own POSIX session, so Ctrl+C reaches only the program.
-    try:
-        yield name, process
-    finally:
-        process.terminate()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        settings = [part for key, value in {'name': name, 'directory': folder,
+                                            **parameters}.items()
+                    for part in ('-p', f'{key}:={value}')]
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'rrto_bridge.server.main', '--ros-args', *settings,
+             '--log-level', 'error'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True, env={**os.environ, **launched()})
+        # The server runs in its own POSIX session, so Ctrl+C reaches only the program.
         try:
-            process.wait(STOP_LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):   # it may hang in the kernel
+            yield name, process
+        finally:
+            process.terminate()
+            try:
                 process.wait(STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):   # it may hang in the kernel
+                    process.wait(STOP_LIMIT)
 
 
 def run(command: list[str], environment: dict[str, str],

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
+from fleet_compute.weights import Weights
 
 from ..execution.context import Context
 from ..execution.perform import Performer
-from ..execution.weights import Weights
 from ..protocol.errors import LinkError
 from ..protocol.tensors import ordinary
 from .machine import ClientMachine

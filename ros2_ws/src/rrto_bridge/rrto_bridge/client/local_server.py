@@ -20,11 +20,11 @@ import sys
 from typing import Any
 
 import torch
+from fleet_compute.weights import Weights
 from fleet_ros.device import torch_device, warm_up
 
 from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
-from ..execution.weights import Weights
 from ..protocol.wire import encode
 from .migration import carried
 

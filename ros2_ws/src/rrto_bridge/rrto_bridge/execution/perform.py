@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fleet_compute.weights import Weights
 
 from ..protocol.actions import Value
 from ..protocol.errors import OutOfMemory, Refused, RemoteError, described
@@ -33,7 +34,6 @@ from .executor import ContextExecutor
 from .plan import MAX_STEPS
 from .replay_server import ReplayServer
 from .sharing import Sharing
-from .weights import Weights
 
 
 class Performer:
@@ -161,6 +161,8 @@ class Performer:
         try:
             whole = decoded(meta, data)
             kept = self.weights.keep(whole, digest)
+        except ValueError as error:
+            raise RemoteError(str(error)) from None
         finally:
             self.context.credit(size)
         self.context.upload(handle, meta, whole if kept is None else kept, kept is not None)

@@ -18,6 +18,7 @@ import torch
 from fleet_compute.batch import unchecked
 from fleet_compute.operators import refusal
 from fleet_compute.runner import Computation, Form, Offer, Tenant
+from fleet_compute.weights import Weights
 
 from ..protocol.actions import Define
 from ..protocol.errors import OutOfMemory, Refused, RemoteError
@@ -31,7 +32,6 @@ from .context import Context, default_generator
 from .executor import ContextExecutor
 from .kernels import UNINITIALISED
 from .plan import Plan, run_operator
-from .weights import Weights
 
 AFTER = 8            # passes after which a sequence is offered; each failure doubles the number
 KEPT = 1 << 16       # least bytes of a tensor that is named by its digest

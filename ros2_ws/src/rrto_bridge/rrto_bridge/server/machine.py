@@ -29,8 +29,6 @@ class Limits(Settings):
     programs: int = setting(16, 'most programs at a time', ge=1, le=1024)
     memory: int = setting(4096, 'most memory for the tensors of one program', 'MiB', ge=1,
                           le=1 << 20)
-    weights: int = setting(4096, 'most memory for kept weights, which returning programs reuse',
-                           'MiB', ge=0, le=1 << 20)
     lease: float = setting(10.0, 'silence after which a program is dropped', 's', ge=1.0,
                            le=3600.0)
     operator: float = setting(60.0, 'longest duration of one operator; then the server ends the '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fleet_compute.weights import StoreSettings
 from fleet_env.settings.base import setting
 from fleet_env.settings.fleet import DEVICE, AccessConfig
 from fleet_ros.link import LinkSettings
@@ -12,7 +13,7 @@ from fleet_ros.managed import ManagedSettings
 from .machine import Limits
 
 
-class ServerSettings(ManagedSettings, LinkSettings, Limits):
+class ServerSettings(ManagedSettings, LinkSettings, StoreSettings, Limits):
     """Settings of the server."""
 
     security: AccessConfig = AccessConfig()

@@ -16,9 +16,8 @@ from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with
 
 from ..execution.sharing import load
-from ..execution.weights import Weights
 from .parameters import ServerSettings
-from .worker import room
+from .worker import PROVED, room
 
 NAME = 'rrto_runner'    # of the process, as `ps -o comm` and `top` show it
 
@@ -26,7 +25,7 @@ NAME = 'rrto_runner'    # of the process, as `ps -o comm` and `top` show it
 def compute(path: Path, name: str, folder: Path, settings: ServerSettings, parent: int) -> NoReturn:
     """Compute for the programs that connect to `path`, until the process `parent` ends.
 
-    `name`: the device. `folder`: contains the kept weights.
+    `name`: the device. `folder`: the server's.
     """
     try:
         die_with(parent)
@@ -42,7 +41,7 @@ def compute(path: Path, name: str, folder: Path, settings: ServerSettings, paren
             # The weights of all, and what a batch of the largest computes.
             memory = 2 * settings.memory << 20
             limit_memory(device, memory + room(memory))
-            weights = Weights(settings.weights << 20, folder / 'weights')
+            weights = settings.weights_in(settings.make_directory(), folder / PROVED)
             loaded: WeakValueDictionary[object, torch.Tensor] = WeakValueDictionary()
             Runner(listener, device, lambda data: load(data, weights, device, loaded),
                    lambda text: print(f'[rrto] {text}', file=sys.stderr, flush=True)).serve()

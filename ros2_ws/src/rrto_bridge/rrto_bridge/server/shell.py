@@ -33,7 +33,6 @@ from fleet_ros.sealing import seal, serve
 from rclpy.node import Node
 from rrto_msgs import msg, srv
 
-from ..execution.weights import Weights
 from ..protocol import qos
 from ..protocol.convert import to_ros
 from ..protocol.discovery import servers, wait_for_servers
@@ -53,6 +52,7 @@ START = 300.0     # maximum time in seconds to load PyTorch; long enough for a b
 MEMORY = '/dev/shm'
 PREFIX = 'rrto_'        # prefix of the name of a server's folder
 LOCK = '.rrto_server'   # a file in the server's folder, locked while the server runs
+PROVED = 'proved'       # folder there, see `fleet_compute.weights.Weights`
 MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, in bytes
 LOOK = 1.0        # seconds between checks of the processes
 # Seconds between checks whether DDS has found a program; also the first pause between repetitions
@@ -204,8 +204,8 @@ class Server:
         self._answerer = key and Answerer(key.secret_of, secrets.randbits(63))
         if key is not None and key.robot:
             node.get_logger().info(f"serves only {key.robot}, as this is its key, not the fleet's")
+        self._weights = settings.weights_in(settings.make_directory())
         self.folder, self._lock = _folder()
-        self._weights = Weights(settings.weights << 20, self.folder / 'weights')
         try:
             self._fork_server = ForkServerProcess(name, self.folder, settings)
         except ConfigError:
@@ -435,7 +435,7 @@ def _folder_in(place: str, reasons: list[str]) -> tuple[Path, IO[str]] | None:
         place = place or tempfile.gettempdir()
         _delete_orphans(Path(place))
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        (folder / 'weights').mkdir()
+        (folder / PROVED).mkdir()
         lock = (folder / 'new').open('w')
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Rename the file only after it is locked: other servers delete a folder whose file

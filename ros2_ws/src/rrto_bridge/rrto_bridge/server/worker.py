@@ -35,7 +35,6 @@ from rclpy.signals import SignalHandlerOptions
 from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
 from ..execution.sharing import Sharing
-from ..execution.weights import Weights
 from ..protocol import qos
 from ..protocol.convert import SERVER
 from ..protocol.errors import RemoteError
@@ -47,6 +46,7 @@ from .shared_status import SharedStatus
 # time in seconds within which DDS must find the program's topics, and the runner must answer
 PATIENCE = 10.0
 RUNNER = 'runner'     # socket of the runner in the server's folder, see `fleet_compute.runner`
+PROVED = 'proved'     # folder there, see `fleet_compute.weights.Weights`
 # A process is always allowed at least this many bytes besides its tensors, for messages
 # and for workspaces of operators.
 ROOM = 64 << 20
@@ -54,7 +54,7 @@ ROOM = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The program that this process serves; `folder` contains status files and weights.
+    """The program that this process serves; `folder` contains status files.
 
     `keys`: secrets of the seals of what comes and of what is sent; empty: there is no key.
     """
@@ -101,7 +101,7 @@ class _Worker:
         generator = default_generator(self.device)
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
-        weights = Weights(settings.weights << 20, task.folder / 'weights')
+        weights = settings.weights_in(settings.make_directory(), task.folder / PROVED)
         self.performer = Performer(context, weights, Sharing(
             context, weights, task.folder / RUNNER, min(PATIENCE, settings.operator / 2))
             if settings.shares(task.device) else None)
