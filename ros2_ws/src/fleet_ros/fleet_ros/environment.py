@@ -8,6 +8,7 @@ fleet would leave this machine.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import sys
@@ -75,7 +76,8 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         # A robot hears of those alone with whom it has topics in common, tools of everything.
         'ROS_SUPER_CLIENT': '' if robot or not network.discovery_server else 'TRUE',
         'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
-        'RMW_FASTRTPS_PUBLICATION_MODE': ''}
+        'RMW_FASTRTPS_PUBLICATION_MODE': '',
+        **_routers(network)}
 
 
 def refuse_false_security() -> None:
@@ -155,7 +157,47 @@ def _discovery_servers(network: ReachConfig) -> str:
                              f'{os.environ["RMW_IMPLEMENTATION"]}, which has none: list the '
                              'machines in network.peers')
     return ';'.join(f'{resolved(host, "network.discovery_server")}:{port}'
-                    for host, port in network.discovery_servers)
+                    for host, port in network.discovery_servers())
+
+
+ROUTER_PORT = 7447  # of a router of rmw_zenoh, unless another is given
+_OVERRIDE = 'ZENOH_CONFIG_OVERRIDE'
+_CLIENT, _CONNECT = 'mode="client"', 'connect/endpoints='
+
+
+def _routers(network: ReachConfig) -> dict[str, str]:
+    """Return what lets rmw_zenoh, if it is used, connect to the routers of the settings alone.
+
+    A node is a client of the routers. rmw_zenoh's default, a peer, listens on its own machine's
+    loopback interface, so peers on two machines without a router of their own never connect. The
+    rest of the user's configuration of Zenoh, for example its certificates, stays.
+
+    :raises FleetFileError: this machine cannot resolve a router's name, or no router answers. Then
+        rclpy.init would fail, with an error that names neither.
+    """
+    if not network.discovery_server or 'zenoh' not in os.environ.get('RMW_IMPLEMENTATION', ''):
+        return {}
+    theirs = [part for part in os.environ.get(_OVERRIDE, '').split(';')
+              if part not in ('', _CLIENT) and not part.startswith(_CONNECT)]
+    addresses = [(resolved(host, 'network.discovery_server'), port)
+                 for host, port in network.discovery_servers(ROUTER_PORT)]
+    if not any(_answers(*address) for address in addresses):
+        raise FleetFileError(f'no router of rmw_zenoh answers at {network.discovery_server} '
+                             f'(network.discovery_server; port {ROUTER_PORT} unless given): start '
+                             'it first, with ros2 run rmw_zenoh_cpp rmw_zenohd')
+    routers = [f'tcp/{host}:{port}#iface={network.interface}' for host, port in addresses]
+    return {_OVERRIDE: ';'.join([_CLIENT, *theirs, _CONNECT + json.dumps(routers)])}
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _ANSWERS).close()
+    except OSError:
+        return False
+    return True
+
+
+_ANSWERS = 3.0  # seconds in which a router accepts a connection
 
 
 def _kept(profile: str) -> Path:

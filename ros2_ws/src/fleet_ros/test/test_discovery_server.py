@@ -1,10 +1,12 @@
-"""Processes find each other through a discovery server of Fast DDS, without multicast."""
+"""Processes meet through a discovery server of Fast DDS or a router of Zenoh, without multicast."""
 
+import os
 import shutil
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 import rclpy
@@ -12,7 +14,7 @@ from fleet_env.errors import FleetFileError, SettingError
 from fleet_env.settings.base import checked
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment, where_traffic_goes
-from fleet_testing import LIMIT, free_domain
+from fleet_testing import LIMIT, eventually, free_domain
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.utilities import get_rmw_implementation_identifier
@@ -87,6 +89,62 @@ def test_cyclone_dds_has_no_discovery_server(monkeypatch):
     monkeypatch.setenv('RMW_IMPLEMENTATION', 'rmw_cyclonedds_cpp')
     with pytest.raises(FleetFileError, match=r'list the machines in network\.peers'):
         dds_environment(reach('localhost'))
+
+
+def test_with_zenoh_the_setting_names_the_routers_and_all_else_of_the_users_stays(monkeypatch):
+    monkeypatch.setenv('RMW_IMPLEMENTATION', 'rmw_zenoh_cpp')
+    monkeypatch.setenv('ZENOH_CONFIG_OVERRIDE',
+                       'connect/endpoints=["tcp/10.0.0.9:7447"];queries_default_timeout=9')
+    assert 'ZENOH_CONFIG_OVERRIDE' not in dds_environment(ReachConfig())
+    with socket.create_server(('127.0.0.1', 0)) as router:
+        port = router.getsockname()[1]
+        found = dds_environment(reach(f'localhost, 127.0.0.1:{port}'))['ZENOH_CONFIG_OVERRIDE']
+        assert found == ('mode="client";queries_default_timeout=9;connect/endpoints='
+                         f'["tcp/127.0.0.1:7447#iface=lo", "tcp/127.0.0.1:{port}#iface=lo"]')
+        monkeypatch.setenv('ZENOH_CONFIG_OVERRIDE', found)  # as a child of such a process has it
+        assert dds_environment(reach(f'127.0.0.1:{port}'))['ZENOH_CONFIG_OVERRIDE'] == (
+            'mode="client";queries_default_timeout=9;connect/endpoints='
+            f'["tcp/127.0.0.1:{port}#iface=lo"]')
+    with pytest.raises(FleetFileError, match='no router of rmw_zenoh answers.*start it first'):
+        dds_environment(reach(f'127.0.0.1:{port}'))
+
+
+@pytest.mark.skipif('zenoh' not in get_rmw_implementation_identifier(), reason='needs rmw_zenoh')
+def test_two_nodes_meet_through_a_router_of_zenoh(monkeypatch, port):
+    network = reach(f'127.0.0.1:{port}', domain_id=free_domain())
+    program = next(path for prefix in os.environ['AMENT_PREFIX_PATH'].split(os.pathsep)
+                   if (path := Path(prefix, 'lib', 'rmw_zenoh_cpp', 'rmw_zenohd')).exists())
+    router = subprocess.Popen([program], stdin=subprocess.DEVNULL, env={
+        **os.environ, 'ZENOH_CONFIG_OVERRIDE': f'listen/endpoints=["tcp/127.0.0.1:{port}"]'})
+    with ExitStack() as stack:
+        stack.callback(router.wait, LIMIT)
+        stack.callback(router.terminate)
+
+        def reachable():
+            with suppress(FleetFileError):
+                return dds_environment(network)
+
+        eventually(reachable)
+        for name, value in reachable().items():
+            monkeypatch.setenv(name, value)
+        context = Context()
+        rclpy.init(args=[], context=context, domain_id=network.domain_id)
+        stack.callback(context.try_shutdown)
+        nodes = [rclpy.create_node(name, context=context) for name in ('one', 'other')]
+        for node in nodes:
+            stack.callback(node.destroy_node)
+        heard = []
+        publisher = nodes[0].create_publisher(String, 'said', 1)
+        nodes[1].create_subscription(String, 'said', heard.append, 1)
+        executor = SingleThreadedExecutor(context=context)
+        stack.callback(executor.shutdown)
+        executor.add_node(nodes[1])
+
+        def speak():
+            publisher.publish(String())
+            executor.spin_once(timeout_sec=0.05)
+
+        eventually(lambda: heard, step=speak)
 
 
 @pytest.mark.parametrize(('values', 'message'), [

@@ -108,7 +108,7 @@ class HeartbeatConfig(Settings):
         return self
 
 
-DISCOVERY_PORT = 11811  # of a discovery server, unless another is given
+DISCOVERY_PORT = 11811  # of a discovery server of Fast DDS, unless another is given
 
 
 class ReachConfig(Settings):
@@ -121,9 +121,10 @@ class ReachConfig(Settings):
                        'without multicast', empty=True,
                    pattern=r'^[A-Za-z0-9.:_%-]*( *, *[A-Za-z0-9.:_%-]+)*$',
                    form='10.0.0.2, laptop.local')
-    discovery_server: str = _('', 'comma-separated addresses of discovery servers of Fast DDS, '
-                                  'host or host:port (11811): processes find each other through '
-                                  'them, without multicast', empty=True,
+    discovery_server: str = _('', 'comma-separated addresses of discovery servers of Fast DDS or '
+                                  'routers of rmw_zenoh, host or host:port (11811, 7447): '
+                                  'processes find each other through them, without multicast',
+                              empty=True,
                               pattern=r'^[A-Za-z0-9._-]+(:[0-9]{1,5})?'
                                       r'( *, *[A-Za-z0-9._-]+(:[0-9]{1,5})?)*$|^$',
                               form='10.0.0.2 or laptop.local:11811')
@@ -138,11 +139,10 @@ class ReachConfig(Settings):
         """Return the addresses of the peers."""
         return [peer.strip() for peer in self.peers.split(',') if peer.strip()]
 
-    @property
-    def discovery_servers(self) -> list[tuple[str, int]]:
-        """Return the host and the UDP port of each discovery server."""
+    def discovery_servers(self, default: int = DISCOVERY_PORT) -> list[tuple[str, int]]:
+        """Return host and port of each discovery server; ``default``: the port if none is given."""
         parts = (server.strip().partition(':') for server in self.discovery_server.split(','))
-        return [(host, int(port or DISCOVERY_PORT)) for host, _, port in parts if host]
+        return [(host, int(port or default)) for host, _, port in parts if host]
 
     @model_validator(mode='after')
     def _reachable(self) -> 'ReachConfig':
@@ -152,7 +152,7 @@ class ReachConfig(Settings):
         if self.peers and self.discovery_server:
             raise ValueError(f'has peers {self.peers} and discovery_server '
                              f'{self.discovery_server}; a fleet uses one of them')
-        for host, port in self.discovery_servers:
+        for host, port in self.discovery_servers():
             if not 0 < port < 65536:
                 raise ValueError(f'has discovery_server {host}:{port}; a port is from 1 to 65535')
             if self.interface == 'lo' and host not in ('localhost', '127.0.0.1'):
