@@ -105,7 +105,8 @@ def test_a_node_that_asks_again_before_the_answer_goes_on_by_the_last_answer():
             context=nodes.context, namespace='robot1',
             parameter_overrides=[Parameter(name, value=value) for name, value in values.items()]))
         stop = threading.Event()
-        thread = threading.Thread(target=Training(worker).run, args=[stop], daemon=True)
+        thread = threading.Thread(target=Training(worker.settings).run,
+                                  args=[worker, stop], daemon=True)
         thread.start()
         try:
             nodes.until(lambda: worker.machine is not None and worker.machine.state != REGISTERING)

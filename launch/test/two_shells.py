@@ -163,7 +163,7 @@ def over_dds(fleet, script, turns, patient):
 
         def compute(worker):
             try:
-                Training(worker).run(stop)
+                Training(worker.settings).run(worker, stop)
             except Exception as error:
                 errors.append(error)
 

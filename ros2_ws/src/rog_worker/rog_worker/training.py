@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 from fleet_env.emulated.stragglers import Stragglers
 from fleet_models.local import Share
@@ -13,6 +12,7 @@ from fleet_ros.ending import CLEANUP
 from rog_core.errors import GradientError, RogError
 from rog_core.protocol.config import SgdConfig, TransferConfig
 from rog_core.worker.optimizer import RogOptimizer
+from rog_ros.parameters import WorkerSettings
 from rog_tasks.errors import SourceClosed, TaskError
 from rog_tasks.failure import failure
 from rog_tasks.robot_data import RobotData
@@ -23,24 +23,18 @@ from .sources import Watch
 
 
 class Training:
-    """Loads a node's task and the task's model, and trains the model.
+    """A robot's task and the task's model, which `run` trains."""
 
-    :param node: a configured `WorkerNode`.
-    """
-
-    def __init__(self, node: Any) -> None:
-        self.node, settings = node, node.settings
-        training = settings.training
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings, training = settings, settings.training
         self.task = load_task(training.task, training.task_options, settings.seed,
                               training.batch_size)
         self.data = RobotData(self.task, settings.rank, settings.world)
         self.model = self.task.model().to(torch_device(training.device))
-        node.watch(Watch(node, self.task.sources))
 
-    def run(self, stop: threading.Event) -> None:
-        """Train until the run is over or ``stop`` is set."""
-        node, settings = self.node, self.node.settings
-        training = settings.training
+    def run(self, node: WorkerNode, stop: threading.Event) -> None:
+        """Train with the fleet of ``node`` until the run is over or ``stop`` is set."""
+        settings, training = self.settings, self.settings.training
         try:
             for source in self.task.sources:
                 # A robot without data does not join yet, so that no other robot waits for it.
@@ -57,7 +51,7 @@ class Training:
             began = time.monotonic()
             finished = optimizer.iteration - 1
             if training.evaluate_every and finished - evaluated >= training.evaluate_every:
-                self._evaluate(finished)
+                node.evaluation = finished, measure(self.task, self.model)
                 evaluated = finished
             least = optimizer.batches * training.pace / settings.capacity
             try:
@@ -76,11 +70,8 @@ class Training:
             if share.error:
                 node.get_logger().warning(share.error, throttle_duration_sec=60.0)
         if not node.error and not stop.is_set():
-            self._evaluate(node.machine.iteration if node.machine else 0)
-
-    def _evaluate(self, iteration: int) -> None:
-        """Evaluate the robot's present model; ``iteration``: number of finished iterations."""
-        self.node.evaluation = iteration, measure(self.task, self.model)
+            finished = node.machine.iteration if node.machine else 0
+            node.evaluation = finished, measure(self.task, self.model)
 
 
 class RobotNode(WorkerNode):
@@ -94,7 +85,9 @@ class RobotNode(WorkerNode):
         """Load the task and its model."""
         super().configure()
         self.stop, self._finished, self._cleaning = threading.Event(), threading.Event(), False
-        self._thread = threading.Thread(target=self._train, args=(Training(self), self._finished),
+        training = Training(self.settings)
+        self.watch(Watch(self, training.task.sources))
+        self._thread = threading.Thread(target=self._train, args=(training, self._finished),
                                         name='training', daemon=True)
 
     def activate(self) -> None:
@@ -131,7 +124,7 @@ class RobotNode(WorkerNode):
 
     def _train(self, training: Training, finished: threading.Event) -> None:
         try:
-            training.run(self.stop)
+            training.run(self, self.stop)
         except (RogError, TaskError) as error:
             self.error = str(error)
         except BaseException as error:  # includes the SystemExit of a task

@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,10 +93,11 @@ class Robot:
         self.robot, self.incarnation, self.machine = 'robot2', 1, None
         self.error, self.loss, self.evaluation = '', math.nan, (0, math.nan)
         self.iterations, self.now = iterations, 0
-        self.pauses = []
+        self.pauses, self.stop = [], threading.Event()
         self.pause = self.pauses.append
-        self.watched = []
-        self.watch = self.watched.append
+
+    def train(self, stop=None):
+        Training(self.settings).run(self, stop or threading.Event())
 
     def join(self, machine):
         self.machine = machine
@@ -114,7 +114,7 @@ class Robot:
 def test_it_computes_until_the_run_is_over_and_evaluates_at_the_end(every, times):
     Line.evaluated.clear()
     robot = Robot(6, every)
-    Training(robot).run(threading.Event())
+    robot.train()
     assert robot.now == 7 and math.isfinite(robot.loss)
     assert Line.evaluated == [4] * times
     # every pause is a drop-out, because the robot's settings give drop-outs probability 1
@@ -126,7 +126,7 @@ def test_a_robot_that_is_refused_computes_nothing():
     Line.evaluated.clear()
     robot = Robot(0)
     robot.error = 'the server refuses'
-    Training(robot).run(threading.Event())
+    robot.train()
     assert math.isnan(robot.loss) and not Line.evaluated
 
 
@@ -134,7 +134,7 @@ def test_a_robot_that_is_told_to_stop_leaves_at_once():
     stop = threading.Event()
     stop.set()
     robot = Robot(10 ** 9)
-    Training(robot).run(stop)
+    robot.train(stop)
     assert robot.now == 1 and math.isnan(robot.evaluation[1])
 
 
@@ -142,23 +142,23 @@ def test_a_robot_that_is_told_to_stop_leaves_at_once():
 def test_a_camera_that_gives_no_more_ends_the_training_in_order(monkeypatch, given, joined):
     monkeypatch.setattr(Seeing, 'given', given)
     robot = Robot(10 ** 9, task='Seeing')
-    Training(robot).run(threading.Event())
-    assert len(robot.watched) == 1 and robot.now == joined and not robot.error
+    robot.train()
+    assert robot.now == joined and not robot.error
     assert math.isnan(robot.evaluation[1]) == (given == 0)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training_and_its_iteration_is_named():
     Line.evaluated.clear()
-    node, finished = SimpleNamespace(stop=threading.Event(), error=''), threading.Event()
-    RobotNode._train(node, Training(Robot(9, task='Wrong')), finished)
-    assert node.error.startswith('iteration 4: the gradient holds NaN or infinite values')
+    robot, finished = Robot(9, task='Wrong'), threading.Event()
+    RobotNode._train(robot, Training(robot.settings), finished)
+    assert robot.error.startswith('iteration 4: the gradient holds NaN or infinite values')
     assert finished.is_set() and not Line.evaluated
 
 
 def test_a_task_that_exits_as_a_script_does_has_not_trained():
-    node, finished = SimpleNamespace(stop=threading.Event(), error=''), threading.Event()
+    robot, finished = Robot(3, task='Exiting'), threading.Event()
     with pytest.raises(SystemExit):
-        RobotNode._train(node, Training(Robot(3, task='Exiting')), finished)
+        RobotNode._train(robot, Training(robot.settings), finished)
     assert re.fullmatch(r'the task failed: SystemExit: 3 \(test_training.py line \d+, in loss\)',
-                        node.error), node.error
+                        robot.error), robot.error
     assert finished.is_set()
