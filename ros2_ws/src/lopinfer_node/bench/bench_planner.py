@@ -45,7 +45,7 @@ def repeat(p, w, most, least, times):
     """
     total = 0.0
     for _ in range(times):
-        total += compiled.evaluate(p, w, most, least, False)[0]
+        total += compiled.evaluate(p, w, most, least)[0]
     return total
 
 

@@ -60,8 +60,8 @@ def test_any_cuts_are_bettered_by_their_bounds(seed):
     check(plan)
     p = compiled.problem(graph, costs, link, small_transfers=False)
     w = compiled.work(len(graph))
-    as_is = compiled.evaluate(p, w, *bounds(plan), True)
-    settled = compiled.evaluate(p, w, *bounds(plan), False)
+    as_is = compiled.evaluate_cuts(p, w, *bounds(plan))
+    settled = compiled.evaluate(p, w, *bounds(plan))
     assert all(b <= a * (1 + 1e-9) for a, b in zip(as_is[:3], settled[:3], strict=True))
     check(Plan.of_cuts(graph, *w.cut))
 

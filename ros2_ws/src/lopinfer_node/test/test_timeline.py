@@ -22,7 +22,7 @@ def settled(graph, costs, link, seed, small_transfers=False):
     """
     p = compiled.problem(graph, costs, link, small_transfers=small_transfers)
     w = compiled.work(len(graph))
-    valid = compiled.settle(p, w, *random_plan_bounds(graph, seed), False)
+    valid = compiled.settle(p, w, *random_plan_bounds(graph, seed))
     return p, w, valid
 
 
@@ -40,7 +40,7 @@ def test_the_kernels_say_what_the_estimate_says(seed):
     assert crossed == timeline.bytes
     assert computing == pytest.approx(timeline.computing(DEVICE) + timeline.computing(SERVER))
     assert compiled.energy(p, w, latency) == pytest.approx(timeline.energy, rel=1e-9)
-    again = compiled.evaluate(p, compiled.work(len(graph)), *w.cut, True)
+    again = compiled.evaluate_cuts(p, compiled.work(len(graph)), *w.cut)
     assert again[3] == latency
 
 

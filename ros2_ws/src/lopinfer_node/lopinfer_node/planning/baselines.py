@@ -14,7 +14,7 @@ from fleet_env.settings.power_model import PowerModel
 
 from ..model.graph import Graph, Kind
 from . import compiled
-from .compiled import Problem, Work, kernel
+from .compiled import Problem, Work, kernel, part
 from .mincut import Network
 from .objective import Objective
 from .plan import DEVICE, SERVER, Plan
@@ -52,10 +52,10 @@ def neurosurgeon(graph: Graph, costs: Costs, link: Link) -> Plan:
 @kernel
 def _best_prefix(p: Problem, w: Work) -> int:
     cuts = p.extent.copy()
-    best, position = compiled.evaluate(p, w, cuts, cuts, True)[0], len(cuts)
+    best, position = compiled.evaluate_cuts(p, w, cuts, cuts)[0], len(cuts)
     for v in range(len(cuts) - 1, -1, -1):
         cuts[v] = 0
-        score = compiled.evaluate(p, w, cuts, cuts, True)[0]
+        score = compiled.evaluate_cuts(p, w, cuts, cuts)[0]
         if score < best:
             best, position = score, v
     return position
@@ -137,13 +137,13 @@ def _swarm(p: Problem, w: Work, rng: np.random.Generator, particles: int,
     return leader
 
 
-@kernel
+@part
 def _layer_score(p, w, on_server):
     cuts = np.where(on_server, 0, p.extent)
-    return compiled.evaluate(p, w, cuts, cuts, True)[0]
+    return compiled.evaluate_cuts(p, w, cuts, cuts)[0]
 
 
-@kernel
+@part
 def _cross(particle, other, rng):
     """Copy a random range of the operators' sides from the particle `other` to `particle`."""
     a, b = rng.integers(0, len(particle)), rng.integers(0, len(particle))

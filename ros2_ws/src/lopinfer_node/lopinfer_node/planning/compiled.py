@@ -34,12 +34,19 @@ from .timeline import Costs, Link
 
 INPUT, OPERATOR, OUTPUT = 0, 1, 2
 _KINDS = {Kind.INPUT: INPUT, Kind.OPERATOR: OPERATOR, Kind.OUTPUT: OUTPUT}
+_KERNEL: dict[str, Any] = {'cache': True, 'nogil': True, 'error_model': 'numpy'}
+_NO_ENTRY: dict[str, Any] = {'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _Function = TypeVar('_Function', bound=Callable[..., Any])
 
 
 def kernel(function: _Function) -> _Function:
     """Compile a function to run without the GIL; cache the compiled code on disk."""
-    return cast(_Function, numba.njit(cache=True, nogil=True, error_model='numpy')(function))
+    return cast(_Function, numba.njit(**_KERNEL)(function))
+
+
+def part(function: _Function) -> _Function:
+    """Compile a function that only kernels call; without an entry for Python it takes less time."""
+    return cast(_Function, numba.njit(**_KERNEL, **_NO_ENTRY)(function))
 
 
 class Problem(NamedTuple):
@@ -154,42 +161,49 @@ def work(nodes: int) -> Work:
 
 
 @kernel
-def settle(p, w, most, least, as_is):
+def settle(p, w, most, least):
     """Derive cuts and needs from the bounds `most` and `least`, and store them in `w`.
 
     The needs are the intervals that the consumers on each side need, `w.lo` and `w.hi`.
     Return False if a consumer on the other side needs the result of a global operator in `stays`,
-    whose results must not cross the link. `as_is`: use the bounds as the cuts, unchanged and
-    unchecked, and derive only the needs.
+    whose results must not cross the link.
     """
-    for v in range(len(p.kind)):
-        w.lo[0, v] = w.lo[1, v] = p.extent[v]
-        w.hi[0, v] = w.hi[1, v] = 0
+    _no_needs(p, w)
     for v in range(len(p.kind) - 1, -1, -1):
-        n = p.extent[v]
         to, start = most[v], least[v]
         if p.kind[v] != OPERATOR:
-            to = start = n
-        elif not as_is:
-            if p.whole[v]:
-                side = DEVICE if to > 0 else SERVER
-                if p.stays[v] and w.lo[1 - side, v] < w.hi[1 - side, v]:
-                    return False
-            else:
-                to, start = _cuts(n, w.hi[DEVICE, v], w.lo[SERVER, v], to, start, p.stays[v])
-        w.cut[DEVICE, v], w.cut[SERVER, v] = to, start
-        for e in range(p.first[v], p.first[v + 1]):
-            u, t = p.source[e], p.table[e]
-            if to > 0:
-                _widen(w, DEVICE, u, p.lowest[e],
-                       p.highest[e] if to == n else p.ends[t + to - 1])
-            if start < n:
-                _widen(w, SERVER, u, p.lowest[e] if start == 0 else p.starts[t + start],
-                       p.highest[e])
+            to = start = p.extent[v]
+        elif p.whole[v]:
+            side = DEVICE if to > 0 else SERVER
+            if p.stays[v] and w.lo[1 - side, v] < w.hi[1 - side, v]:
+                return False
+        else:
+            to, start = _cuts(p.extent[v], w.hi[DEVICE, v], w.lo[SERVER, v], to, start, p.stays[v])
+        _cut(p, w, v, to, start)
     return True
 
 
-@kernel
+@part
+def _no_needs(p, w):
+    for v in range(len(p.kind)):
+        w.lo[0, v] = w.lo[1, v] = p.extent[v]
+        w.hi[0, v] = w.hi[1, v] = 0
+
+
+@part
+def _cut(p, w, v, to, start):
+    """Store the cuts of operator `v`, and what each side then needs of its inputs."""
+    w.cut[DEVICE, v], w.cut[SERVER, v] = to, start
+    for e in range(p.first[v], p.first[v + 1]):
+        u, t = p.source[e], p.table[e]
+        if to > 0:
+            _widen(w, DEVICE, u, p.lowest[e],
+                   p.highest[e] if to == p.extent[v] else p.ends[t + to - 1])
+        if start < p.extent[v]:
+            _widen(w, SERVER, u, p.lowest[e] if start == 0 else p.starts[t + start], p.highest[e])
+
+
+@part
 def _cuts(n, need_to, need_from, most, least, stays):
     """Return the cuts of one operator: end of the device's and start of the server's interval.
 
@@ -213,14 +227,14 @@ def _cuts(n, need_to, need_from, most, least, stays):
     return between, between
 
 
-@kernel
+@part
 def _widen(w, side, u, lo, hi):
     if lo < hi:
         w.lo[side, u] = min(w.lo[side, u], lo)
         w.hi[side, u] = max(w.hi[side, u], hi)
 
 
-@kernel
+@part
 def crossing(w, source, v):
     """Return the indices [lo, hi) of node `v` that side `source` sends; none if lo >= hi."""
     if source == DEVICE:
@@ -274,7 +288,7 @@ def schedule(p, w):
     return latency, crossed, computing
 
 
-@kernel
+@part
 def _ready(p, w, side, v):
     """Return arrival time and node of the last transfer for which node `v` waits on this side.
 
@@ -297,7 +311,7 @@ def _ready(p, w, side, v):
     return ready, cause
 
 
-@kernel
+@part
 def _pass(p, w, v, latest):
     """Set the time of an input or output of the model.
 
@@ -313,7 +327,7 @@ def _pass(p, w, v, latest):
     w.previous[DEVICE, v] = latest if p.kind[v] == OUTPUT else -1
 
 
-@kernel
+@part
 def _next(begin, end, used, i, now):
     """Find the first used span, from span `i` on, that has not ended at time `now`.
 
@@ -356,7 +370,7 @@ def energy(p, w, latency):
 
 
 @kernel
-def evaluate(p, w, most, least, as_is):
+def evaluate(p, w, most, least):
     """Return (score, bytes, seconds of computing, latency in seconds) of a candidate.
 
     A candidate is a plan, given by its bounds `most` and `least`. Lower is better: compare the
@@ -364,8 +378,26 @@ def evaluate(p, w, most, least, as_is):
     deadline, the score is the energy, or a far larger number if the plan misses the deadline. The
     score of an invalid candidate is infinite.
     """
-    if not settle(p, w, most, least, as_is):
+    if not settle(p, w, most, least):
         return np.inf, 0, 0.0, np.inf
+    return _rate(p, w)
+
+
+@kernel
+def evaluate_cuts(p, w, to, start):
+    """Return what `evaluate` does, of a plan that is given by its cuts, which are not checked."""
+    _no_needs(p, w)
+    for v in range(len(p.kind) - 1, -1, -1):
+        if p.kind[v] == OPERATOR:
+            _cut(p, w, v, to[v], start[v])
+        else:
+            _cut(p, w, v, p.extent[v], p.extent[v])
+    return _rate(p, w)
+
+
+@part
+def _rate(p, w):
+    """Return what `evaluate` does, of the cuts and needs in `w`."""
     latency, crossed, computing = schedule(p, w)
     score = latency
     if p.deadline < np.inf:
@@ -375,7 +407,7 @@ def evaluate(p, w, most, least, as_is):
     return score, crossed, computing, latency
 
 
-@kernel
+@part
 def critical(p, w, on_path):
     """Mark the operators whose computation or transfer the result had to wait for.
 

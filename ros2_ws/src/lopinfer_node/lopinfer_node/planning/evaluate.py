@@ -105,7 +105,7 @@ def estimates(graph: Graph, plan: Plan, costs: Costs, rates: np.ndarray,
     found = np.empty((2, len(rates)))
     for i, rate in enumerate(rates):
         problem.rate[:] = rate
-        seconds = compiled.evaluate(problem, work, to, start, True)[3]
+        seconds = compiled.evaluate_cuts(problem, work, to, start)[3]
         found[:, i] = seconds, compiled.energy(problem, work, seconds)
     return found[0], found[1]
 

@@ -109,9 +109,8 @@ class Search:
                            heat)
             evaluations -= some
 
-    def _value(self, candidate: tuple[np.ndarray, np.ndarray],
-               as_is: bool = False) -> tuple[float, int, float]:
-        return compiled.evaluate(self.problem, self._work, *candidate, as_is)[:3]
+    def _value(self, candidate: tuple[np.ndarray, np.ndarray]) -> tuple[float, int, float]:
+        return compiled.evaluate(self.problem, self._work, *candidate)[:3]
 
     def score(self, plan: Plan) -> tuple[float, int, float]:
         """Return the value of a plan that has two cuts per operator (`Plan.of_cuts`).
@@ -119,7 +118,7 @@ class Search:
         The value is (objective, bytes that cross, seconds of computing), for the link and the
         objective of this search; lower is better.
         """
-        return self._value(bounds(plan), as_is=True)
+        return compiled.evaluate_cuts(self.problem, self._work, *bounds(plan))[:3]
 
     def plan(self, exempt: bool = True) -> Plan:
         """Return the best plan so far.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import compiled
-from .compiled import OPERATOR, kernel
+from .compiled import OPERATOR, kernel, part
 from .plan import DEVICE, SERVER
 
 STEPS = 8                  # the beam search tries fractions that are multiples of 1 / STEPS
@@ -33,7 +33,7 @@ APART, ON_DEVICE, ON_SERVER = 0, 1, 2
 _KINDS = ((UP, 0), (UP, 1), (DOWN, 0))
 
 
-@kernel
+@part
 def better(a, b):
     """Return whether evaluation a is better than b by more than rounding.
 
@@ -49,7 +49,7 @@ def better(a, b):
     return False
 
 
-@kernel
+@part
 def place(p, most, least, begin, end, where):
     """Place operators begin..end - 1 on one side, or let each side compute what it needs."""
     for v in range(begin, end):
@@ -61,7 +61,7 @@ def place(p, most, least, begin, end, where):
             most[v] = least[v] = n if where == ON_DEVICE else 0
 
 
-@kernel
+@part
 def place_globals(p, most, least, begin, end, side):
     """Place the global operators among begin..end - 1 on one side; return their number."""
     count = 0
@@ -72,7 +72,7 @@ def place_globals(p, most, least, begin, end, side):
     return count
 
 
-@kernel
+@part
 def bound(p, most, least, position, direction, fraction):
     """Put a boundary after operator `position`, at the share `fraction` of each tensor's indices.
 
@@ -83,7 +83,7 @@ def bound(p, most, least, position, direction, fraction):
             _bound_one(p, most, least, v, direction, fraction)
 
 
-@kernel
+@part
 def hold(p, most, least, begin, end, direction, fraction):
     """Set a bound at the share `fraction` of the indices of each operator of begin..end - 1.
 
@@ -93,7 +93,7 @@ def hold(p, most, least, begin, end, direction, fraction):
         _bound_one(p, most, least, v, direction, fraction)
 
 
-@kernel
+@part
 def _bound_one(p, most, least, v, direction, fraction):
     if p.kind[v] != OPERATOR or p.whole[v]:
         return
@@ -159,13 +159,13 @@ def beam_search(p, w, positions, width, most, least):
     return most[order], least[order]
 
 
-@kernel
+@part
 def _value(p, w, most, least):
-    score, crossed, computing, _ = compiled.evaluate(p, w, most, least, False)
+    score, crossed, computing, _ = compiled.evaluate(p, w, most, least)
     return np.array([score, float(crossed), computing])
 
 
-@kernel
+@part
 def _path(p, w, value, sums):
     """Store in `sums` how many operators up to each position are on the critical path.
 
@@ -177,7 +177,7 @@ def _path(p, w, value, sums):
     sums[1:] = np.cumsum(on_path)
 
 
-@kernel
+@part
 def _mark(p, w, value, on_path):
     """Mark the critical path of the last evaluation in `on_path`.
 
@@ -188,7 +188,7 @@ def _mark(p, w, value, on_path):
         compiled.critical(p, w, on_path)
 
 
-@kernel
+@part
 def _extend(p, most, least, last, position, way):
     """Extend a plan by the boundary that `way` describes, a row of `ways` (see `beam_search`).
 
@@ -205,7 +205,7 @@ def _extend(p, most, least, last, position, way):
     return several
 
 
-@kernel
+@part
 def _expand(p, w, most, least, last, position, parent, before, ways, values):
     """Extend a plan in all possible ways by a boundary at `position`; return the number of ways.
 
@@ -229,7 +229,7 @@ def _expand(p, w, most, least, last, position, parent, before, ways, values):
     return made
 
 
-@kernel
+@part
 def _select(values, ways, width):
     """Select rows of `ways`, each of which is one way to extend a beam.
 
@@ -302,7 +302,7 @@ def improve(p, w, positions, most, least, rng, evaluations, heat):
     return best
 
 
-@kernel
+@part
 def _centre(on_path, rng):
     """Choose a random operator, usually one that is on the critical path."""
     v = 0
@@ -313,7 +313,7 @@ def _centre(on_path, rng):
     return v
 
 
-@kernel
+@part
 def _window(nodes, positions, centre, rng):
     """Choose a random range of operators near `centre`.
 
@@ -330,7 +330,7 @@ def _window(nodes, positions, centre, rng):
     return begin, min(nodes, begin + size)
 
 
-@kernel
+@part
 def _move(p, positions, cut, most, least, on_path, rng):
     centre = _centre(on_path, rng)
     begin, end = _window(len(p.kind), positions, centre, rng)
@@ -355,7 +355,7 @@ def _move(p, positions, cut, most, least, on_path, rng):
         _relocate(p, cut, most, least, centre, direction, rng)
 
 
-@kernel
+@part
 def _single(p, most, least, v, direction, fraction):
     """Move operator `v` to the other side if it is global; otherwise change one of its bounds."""
     if p.whole[v]:
@@ -364,7 +364,7 @@ def _single(p, most, least, v, direction, fraction):
         _bound_one(p, most, least, v, direction, fraction)
 
 
-@kernel
+@part
 def _shift(p, cut, most, least, begin, end, rng):
     """Shift the bounds of operators begin..end - 1 by a random share of each operator's indices.
 
@@ -384,7 +384,7 @@ def _shift(p, cut, most, least, begin, end, rng):
             most[v] = min(n, max(0, cut[DEVICE, v] + delta))
 
 
-@kernel
+@part
 def _relocate(p, cut, most, least, position, direction, rng):
     """Move a boundary near `position` forwards or backwards by some operators."""
     nodes = len(p.kind)
