@@ -21,6 +21,7 @@ def main():
         signal.pause()
     sys.exit(int(sys.argv[1]))
 '''
+NOTHING = 'raise ImportError'
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +37,7 @@ def light(tmp_path):
     This fork server is ready at once, and the tests that use it need no PyTorch.
     """
     (tmp_path / 'light/rog_ps').mkdir(parents=True)
-    (tmp_path / 'light/rog_ps/__init__.py').touch()
+    (tmp_path / 'light/rog_ps/__init__.py').write_text(NOTHING)
     return environment(7, tmp_path / 'light')
 
 
@@ -97,7 +98,8 @@ def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, ligh
 
 def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd, light):
     (tmp_path / 'light/rog_ps/__init__.py').write_text(
-        'import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()')
+        'import threading\n'
+        f'threading.Thread(target=threading.Event().wait, daemon=True).start()\n{NOTHING}')
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     with (tmp_path / 'log').open('wb') as log, ForkServer(light) as fork_server:
         process = fork_server.start(['says_what_it_is', '0'], log, environment(7, tmp_path))

@@ -206,7 +206,7 @@ def test_rrto_run_hides_the_gpu_and_keeps_what_the_user_has_hidden(outside, monk
 # -- whole programs --------------------------------------------------------------------------------
 
 PROGRAM = '''
-import sys, torch
+import sys, time, torch
 torch.manual_seed(1)
 here = torch.nn.Linear(4, 4)
 there = torch.nn.Linear(4, 4).cuda()
@@ -220,6 +220,7 @@ with torch.no_grad():
         assert count.item() == k + 1
         if k % 100 == 99:
             print(k, flush=True)
+            time.sleep(0.1)
 '''
 
 

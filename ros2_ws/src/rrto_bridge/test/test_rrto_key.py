@@ -50,6 +50,15 @@ def keys(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope='module')
+def keyed(keys):
+    """The domain of a server that has the fleet's key."""
+    made = Domain()
+    made.server('safe', **{'security.key': keys / 'fleet.key'}).wait('serving as')
+    yield made
+    made.close()
+
+
 class Stranger:
     """Hears all topics of the programs of a server, and can say anything there."""
 
@@ -113,9 +122,8 @@ def changed(message):
         yield other
 
 
-def test_a_stranger_reads_and_changes_nothing_and_the_program_gets_its_results(domain, keys):
-    domain.server('safe', **{'security.key': keys / 'fleet.key'}).wait('serving as')
-    with stranger_in(domain) as stranger:
+def test_a_stranger_reads_and_changes_nothing_and_the_program_gets_its_results(keyed, keys):
+    with stranger_in(keyed) as stranger:
         over = threading.Event()
 
         def listen():
@@ -126,9 +134,9 @@ def test_a_stranger_reads_and_changes_nothing_and_the_program_gets_its_results(d
         try:
             process = subprocess.Popen(
                 [sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'safe', '--key',
-                 str(keys / 'robot1.key'), '--', sys.executable, '-c', PROGRAM], env=domain.env,
+                 str(keys / 'robot1.key'), '--', sys.executable, '-c', PROGRAM], env=keyed.env,
                 text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            domain.processes.append(process)
+            keyed.processes.append(process)
             assert process.stdout.readline() == '2000\n', process.stderr.read()
         finally:
             over.set()
@@ -150,36 +158,37 @@ def test_a_stranger_reads_and_changes_nothing_and_the_program_gets_its_results(d
             assert not future.result().accepted and not len(future.result().sealed)
 
 
-@pytest.mark.parametrize(('server', 'program', 'why'), [
-    ('fleet', None, 'refuses: the server has a key: make one for this robot'),
-    ('fleet', 'other', 'does not answer'),
-    (None, 'robot1', 'it is not sealed, but this side has a key')])
-def test_who_lacks_the_right_key_is_told_why(domain, keys, server, program, why):
-    parameters = {'security.key': keys / f'{server}.key'} if server else {}
-    domain.server('safe', **parameters).wait('serving as')
+@pytest.mark.parametrize(('program', 'why'), [
+    (None, 'refuses: the server has a key: make one for this robot'),
+    ('other', 'does not answer')])
+def test_who_lacks_the_right_key_is_told_why(keyed, keys, program, why):
     options = ['--key', str(keys / f'{program}.key')] if program else []
-    code, out, err = domain.run('--server', 'safe', *options, '--', 'python', '-c', PROGRAM)
+    code, out, err = keyed.run('--server', 'safe', *options, '--', 'python', '-c', PROGRAM)
     assert code == 1 and not out and why in err, err
 
 
-def test_a_server_that_has_not_our_key_is_passed_over(domain, keys):
-    domain.server('safe', **{'security.key': keys / 'fleet.key'}).wait('serving as')
-    with stranger_in(domain) as stranger:
+def test_who_has_a_key_does_not_join_a_server_without_one(domain, keys):
+    domain.server('open').wait('serving as')
+    code, out, err = domain.run('--server', 'open', '--key', str(keys / 'robot1.key'), '--',
+                                'python', '-c', PROGRAM)
+    assert code == 1 and not out and 'it is not sealed, but this side has a key' in err, err
+
+
+def test_a_server_that_has_not_our_key_is_passed_over(keyed, keys):
+    with stranger_in(keyed) as stranger:
         stranger.node.create_service(srv.Open, '/rrto/a/open', lambda request, response: response)
         stranger.node.create_publisher(msg.ServerStatus, '/rrto/a/status', qos.STATUS)
-        code, out, err = domain.run('--key', str(keys / 'robot1.key'), '--', 'python', '-c',
-                                    'import torch; print(torch.ones(3).cuda().sum().item())')
+        code, out, err = keyed.run('--key', str(keys / 'robot1.key'), '--', 'python', '-c',
+                                   'import torch; print(torch.ones(3).cuda().sum().item())')
     assert (code, out) == (0, '3.0\n'), err
 
 
-def test_a_stranger_ends_no_server(domain, keys):
-    server = domain.server('safe', **{'security.key': keys / 'fleet.key'})
-    server.wait('serving as')
-    with stranger_in(domain) as stranger:
+def test_a_stranger_ends_no_server(keyed):
+    with stranger_in(keyed) as stranger:
         assert stranger.client.wait_for_service(LIMIT)
         offered = {name for name, _ in stranger.node.get_service_names_and_types()}
         assert not [name for name in offered if 'change_state' in name]
-    assert server.process.poll() is None
+    assert keyed.processes[0].poll() is None
 
 
 def test_a_robots_key_is_enough_for_a_server_of_its_own_on_its_machine(domain, keys):
