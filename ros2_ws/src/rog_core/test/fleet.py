@@ -60,6 +60,7 @@ BUFFERS = [Parameter('mean', (300,), Role.AVERAGE), Parameter('variance', (9,), 
 FROZEN = [Parameter('base', (40, 34), Role.FROZEN), Parameter('offset', (7,), Role.FROZEN)]
 
 CHUNK = 2000  # maximum bytes of a chunk, so that every transfer has several chunks
+DEADLINES = 10  # check the server's deadline after every 10th of its acts; this takes long
 BUFFER = 2.0  # seconds of data that a link queues before it drops messages
 
 
@@ -112,7 +113,7 @@ class Fleet:
         self.compute_time = 0.0          # minimum time to compute a gradient, in seconds
         self.now = 0.0
         self.queue: list = []
-        self.count = itertools.count()
+        self.count, self.acts = itertools.count(), itertools.count()
         # Incarnations are random, as on real robots. A session is the XOR of two incarnations; with
         # small numbers, the same XOR would occur for several pairs.
         self.lives = (self.rng.getrandbits(64) for _ in itertools.count())
@@ -407,7 +408,8 @@ class Fleet:
         """
         if side is None:
             self.staleness.grants(self.server)
-            self.check_deadline()
+            if next(self.acts) % DEADLINES == 0:
+                self.check_deadline()
         push = robot and robot.machine.push
         if push and push.transfer != robot.pushing:
             robot.pushing = push.transfer

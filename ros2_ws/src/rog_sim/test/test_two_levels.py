@@ -18,7 +18,7 @@ from virtual_fleet import fleet_of
 WAN = LinkConfig(trace='', rate=20.0, latency=0.04)
 
 
-def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=1.0,
+def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wan=WAN, minutes=0.5,
                **training):
     """Write the files of two child fleets and their parent fleet; return the parent fleet.
 
