@@ -1,4 +1,4 @@
-"""What all commands of the suite share: `--version`, parsers of options, and words for errors."""
+"""What all commands share: `--version`, parsers of options, and words for errors and times."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def version() -> str:
     found = next((one for place in sys.path for name in PROVIDERS
                   for one in distributions(name=name, path=[place])), None)
     return 'unknown' if found is None else found.version
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people, in seconds, minutes or hours."""
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.0f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
 
 
 def use_utf8() -> None:

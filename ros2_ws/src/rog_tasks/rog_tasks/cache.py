@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from fleet_env.command import duration
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -94,7 +95,7 @@ class Progress:
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._done = what, total, 0
-        self._said = time.monotonic()
+        self._began = self._said = time.monotonic()
 
     def step(self) -> None:
         """Count one step."""
@@ -102,7 +103,9 @@ class Progress:
         now = time.monotonic()
         if now - self._said >= EVERY:
             self._said = now
-            print(f'{self._what}: {100 * self._done // self._total} %', file=sys.stderr, flush=True)
+            left = (now - self._began) * (self._total - self._done) / self._done
+            print(f'{self._what}: {100 * self._done // self._total} %, about {duration(left)} left',
+                  file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> Tensors | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_env.command import at_least_one
+from fleet_env.command import at_least_one, duration
 from fleet_env.durable import write_text
 from fleet_env.settings.fleet import FleetConfig, TrainingConfig
 from fleet_env.settings.fleet_file import read_fleet
@@ -17,7 +17,7 @@ from rog_core.errors import ConfigError
 from rog_tasks.errors import TaskFailed
 from rog_tasks.task import check_task
 
-from ..display.progress import duration, longest, runs_progress
+from ..display.progress import longest, runs_progress
 from ..launching.emulation import emulation
 from .fleet_options import add_fleet_options, add_runs, chosen_fleet, resumed
 from .task_failure import say_failure

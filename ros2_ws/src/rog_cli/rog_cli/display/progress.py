@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fleet_env.command import duration
 from fleet_env.settings.fleet import FleetConfig
 from fleet_env.settings.fleet_file import child_fleets
 
@@ -48,13 +49,6 @@ class ProgressLines:
         self._due = now + self._wait
         left = (now - self._began) * (1 - share) / share
         print(f'{self._text}: {done}' + f', about {duration(left)} left' * (share < 1), flush=True)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people, in seconds, minutes or hours."""
-    if seconds < 100:
-        return f'{seconds:.0f} s'
-    return f'{seconds / 60:.0f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
 
 
 def longest(fleet: FleetConfig, gradient: float, runs: int = 1, jobs: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -34,8 +35,12 @@ def call(options: Any) -> int:
     node = Node('rrto_status')
     heard: dict[str, Any] = {}
     known: set[str] = set()
-    end, alone = time.monotonic() + LIMIT, True
-    while time.monotonic() < end:
+    begin, said = time.monotonic(), False
+    end, alone = begin + LIMIT, True
+    while (now := time.monotonic()) < end:
+        if alone and not said and now > begin + SECONDS:
+            said = True
+            print(f'rrto: waiting for a server, at most {LIMIT:g} s', file=sys.stderr, flush=True)
         for name in set(servers(node)) - known:
             known.add(name)
             node.create_subscription(msg.ServerStatus, f'/rrto/{name}/status',

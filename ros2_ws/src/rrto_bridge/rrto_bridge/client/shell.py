@@ -68,6 +68,7 @@ TURN = 30.0  # time in seconds within which the server must have started a proce
 ASKED = 6
 # seconds to wait after the server has ended: the same Ctrl+C may also end this program
 GRACE = 0.5
+PATIENT = 2.0  # seconds of waiting for the server after which a line says so
 LOOK = 0.25           # seconds between searches for a server, after the server was lost
 AGAIN = 2.0     # seconds until the next attempt, after a server that was found did not take over
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
@@ -216,7 +217,7 @@ class Link(Port):
             caller = Caller(secret, self._key.robot or self.program, self._incarnation)
         client = ServiceClient(self.node, srv.Open, f'/rrto/{self.server}/open', caller,
                                self._note_unproved)
-        if not client.wait_for_service(LIMIT):
+        if not self._is_there(client):
             if strange := other_middleware(self.node, f'/rrto/{self.server}/open'):
                 raise ConfigError(strange)
             raise ConfigError(f'there is no server {self.server!r} in DDS domain '
@@ -254,6 +255,13 @@ class Link(Port):
                                   f'{TURN:g} s')
             time.sleep(0.005)
         return float(response.lease)
+
+    def _is_there(self, client: ServiceClient) -> bool:
+        """Wait at most `LIMIT` seconds for the server; soon say so, as the program stands still."""
+        if client.wait_for_service(PATIENT):
+            return True
+        print(f'rrto: waiting for the server {self.server!r}', file=sys.stderr, flush=True)
+        return client.wait_for_service(LIMIT - PATIENT)
 
     def _find(self) -> str:
         """Return the name of the server to use.
