@@ -125,6 +125,12 @@ def problem(options: argparse.Namespace) -> tuple[Graph, Costs]:
     return traced.graph, costs_of(traced.graph, robot, server)
 
 
+def say_planning(graph: Graph) -> None:
+    """Say that plans are being made, and that their loops are compiled for the first ones."""
+    print(f'{graph.name}: to make plans takes seconds, the first time after an installation up to '
+          'a minute', flush=True)
+
+
 def measured(traced: Traced, repeats: int = 7, slowdown: float = 1.0) -> Profile:
     """Measure the profile of a model on this machine; show a progress bar."""
     from ..runtime.measure import measure

@@ -15,7 +15,7 @@ from ..planning.evaluate import replay, tables
 from ..planning.plan import Plan
 from ..planning.table import BANDWIDTHS
 from ..planning.timeline import Costs, Link, estimate
-from .choice import above_zero, add_machines, add_model, print_table, problem
+from .choice import above_zero, add_machines, add_model, print_table, problem, say_planning
 
 SHOWN = (0, 1, 2, 3, 5, 8, 12, 20, 30)
 
@@ -41,6 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     trace = read_trace(options.trace) if options.trace else None
     options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     graph, costs = problem(options)
+    say_planning(graph)
     plans = tables(graph, costs, options.latency)
     latencies = {name: [_latency(graph, plan, costs, rate, options.latency)
                         for rate, plan in zip(BANDWIDTHS, table, strict=True)]

@@ -23,6 +23,7 @@ from .choice import (
     picture,
     print_table,
     problem,
+    say_planning,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def _run(options: argparse.Namespace) -> int:
         from ..planning.plots import draw_timeline
     graph, costs = problem(options)
     objective = Objective(options.weight, options.deadline)
+    say_planning(graph)
     started = time.perf_counter()
     table = plan_table(graph, costs, options.bandwidth, options.latency, objective, options.seed)
     seconds = time.perf_counter() - started
