@@ -1,5 +1,8 @@
 """The error of this package."""
 
 
-class FollowError(ValueError):
+from fleet_link.errors import PeerError
+
+
+class FollowError(PeerError):
     """A peer has sent what no peer sends, or a version cannot be used; nothing has changed."""

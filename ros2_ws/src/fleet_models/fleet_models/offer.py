@@ -23,11 +23,11 @@ from fleet_msgs.srv import Follow
 from fleet_ros.alarm import Alarm
 from fleet_ros.qos import STATUS
 from fleet_ros.sealing import serve
+from fleet_ros.session import ENDS, LEASE, Session
 from rclpy.node import Node
 
 from . import wire
 from .errors import FollowError
-from .session import ENDS, LEASE, Session
 from .source import MOST_READERS, Parts, Source, parts_of
 
 MOST_WANTS = 256         # questions of a reader that may wait for its link
@@ -200,7 +200,7 @@ class Offer:
     def _opened(self, name: str, incarnation: int, call: Call | None) -> _Reader:
         robot = name.rpartition('_')[0] if call is None else call.robot
         session = Session(self._node, f'model/{name}/', incarnation, True,
-                          partial(self._on_message, name), self._on_woken,
+                          partial(self._on_message, name), self._on_woken, wire.MOST,
                           self._link_of(robot), self._keyed)
         number = secrets.randbits(63)
         if call is not None and self._answerer is not None:

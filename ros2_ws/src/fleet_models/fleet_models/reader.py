@@ -24,6 +24,7 @@ from fleet_ros.exposure import team_key
 from fleet_ros.refusal import without_traceback
 from fleet_ros.sealing import ServiceClient
 from fleet_ros.services import bound_parameters
+from fleet_ros.session import ENDS, Session
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context
 from rclpy.node import Node
@@ -31,7 +32,6 @@ from rclpy.node import Node
 from . import wire
 from .errors import FollowError
 from .fetch import Fetch, Fetched, Questions
-from .session import ENDS, Session
 
 MOST = 64 << 30          # maximum bytes of a version
 AGAIN = 1.0              # seconds between two requests for a session, at first; it doubles to
@@ -186,7 +186,7 @@ class Reader:
         self._client = ServiceClient(self._node, Follow, f'{server}/follow', caller,
                                      self._note_unproved)
         self._session = Session(self._node, f'{server}/model/{self._name}/', incarnation, False,
-                                self._on_message, self._set_alarm, self._options.link,
+                                self._on_message, self._set_alarm, wire.MOST, self._options.link,
                                 caller is not None)
 
     def _note_unproved(self, reason: str) -> None:

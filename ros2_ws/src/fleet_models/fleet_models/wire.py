@@ -26,7 +26,7 @@ ANNOUNCE, PART, WANT, SAYS, DROP = range(5)
 PART_BYTES = 16 << 10      # maximum bytes of a part; on a slow link, an announcement waits for one
 MOST_TEXT = 16 << 10       # maximum bytes of a message in JSON
 GONE = (1 << 64) - 1       # total size of what the server does not have any more
-MOST_MESSAGE = 1 + DIGEST + 16 + PART_BYTES
+MOST = max(MOST_TEXT, 1 + DIGEST + 16 + PART_BYTES)   # maximum bytes of a message
 _WANT, _PART = struct.Struct(f'<B{DIGEST}sQI'), struct.Struct(f'<B{DIGEST}sQQ')
 
 

@@ -15,7 +15,11 @@ def kept_in(folder):
 
 
 def save(traced, folder):
-    files.save(traced, folder, kept_in(folder))
+    kept = kept_in(folder)
+    for name, text in files.texts(traced).items():
+        (folder / name).write_bytes(text)
+    for name, content in traced.contents.items():
+        kept.write(bytes_of(traced.parameters[name]), content.sha256)
 
 
 def load(folder, device='cpu'):

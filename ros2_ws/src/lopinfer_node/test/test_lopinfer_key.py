@@ -12,6 +12,8 @@ import torch
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.errors import KeyFileError
 from fleet_link.key import new_key, write_key
+from fleet_msgs.msg import Frame
+from fleet_ros.qos import STREAM
 from fleet_ros.sealing import octets
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, eventually, free_domain
@@ -66,8 +68,11 @@ class Stranger:
             topic = f'/robot1/lopinfer/{name}'
             self.node.create_subscription(kind, topic, self.heard[name].append, qos.PIECE)
             self.publishers[name] = self.node.create_publisher(kind, topic, qos.PIECE)
+        self.frames = []        # of the model
+        self.node.create_subscription(Frame, '/robot1/lopinfer/model/up', self.frames.append,
+                                      STREAM)
         self.clients = {name: self.node.create_client(kind, f'/lopinfer/{name}') for name, kind in (
-            ('open', srv.Open), ('upload', srv.Upload), ('set_plans', srv.SetPlans))}
+            ('open', srv.Open), ('set_plans', srv.SetPlans))}
         self.spinning = Spinning(self.node)
 
     def close(self):
@@ -84,7 +89,8 @@ class Stranger:
 
     def everything(self):
         """Return all bytes that were heard."""
-        return b''.join(serialize_message(m) for messages in self.heard.values() for m in messages)
+        return b''.join(serialize_message(m) for messages in (*self.heard.values(), self.frames)
+                        for m in messages)
 
 
 @contextmanager
@@ -134,10 +140,12 @@ def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(key
         for x, want in zip(inputs[:3], wanted, strict=False):
             same(shared(x), want)
         assert shared.report.offloaded == 3
-        eventually(lambda: all(stranger.heard.values()))
+        eventually(lambda: all(stranger.heard.values()) and stranger.frames)
         everything = stranger.everything()
-        values = torch.cat([x.flatten() for x in inputs[:3]]).numpy()
-        assert not any(v.tobytes() in everything for v in values[::97].reshape(-1, 1)[:200])
+        values = torch.cat([x.flatten() for x in (*inputs[:3], *model.parameters())])
+        values = values.detach().numpy()
+        pairs = values[:len(values) // 2 * 2].reshape(-1, 2)[::50]
+        assert not any(pair.tobytes() in everything for pair in pairs)
         before = sum(server.machine.dropped.values())
         old = [(name, message) for name, messages in stranger.heard.items()
                for message in messages[-20:]]
@@ -153,7 +161,6 @@ def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(key
         assert shared.shared and server.machine.clients == ['robot1']
         # calls that are not sealed, and sealed ones that somebody else or nobody has made
         for name, request in (('open', srv.Open.Request(protocol=3, client='robot1')),
-                              ('upload', srv.Upload.Request(client='robot1', size=5)),
                               ('set_plans', srv.SetPlans.Request(client='robot1'))):
             answer = stranger.call(name, request)
             assert 'the server has a key' in answer.reason and not len(answer.sealed)

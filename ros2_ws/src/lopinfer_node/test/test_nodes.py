@@ -262,7 +262,7 @@ def test_tables_that_are_replaced_while_they_wait_are_not_kept(tmp_path, monkeyp
 def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_there(
         store, monkeypatch):
     def full(*arguments):
-        raise RuntimeError('No space left on device')   # safetensors raises this for a full disk
+        raise OSError('No space left on device')
 
     def read_only(*arguments):
         raise OSError('Read-only file system')
@@ -272,7 +272,7 @@ def test_a_disk_that_takes_nothing_is_the_reason_and_a_profile_is_not_needed_the
     monkeypatch.setattr(Profile, 'save', read_only)
     with server_here(store):
         with monkeypatch.context() as patch:
-            patch.setattr('lopinfer_node.runtime.store.save_texts', full)
+            patch.setattr('lopinfer_node.runtime.store.Store.put', full)
             with offload(unknown, example=x) as shared:
                 eventually(lambda: 'No space left' in shared.reason)
                 same(shared(x), unknown(x))

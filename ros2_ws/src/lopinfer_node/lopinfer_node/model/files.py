@@ -1,8 +1,7 @@
 """A traced model on disk and on the wire: graph.json, contents.json and weights, never a pickle.
 
-contents.json maps the name of each weight to [SHA-256, dtype, shape] (`traced.Content`). On disk
-the weights are among the kept ones (`fleet_compute.weights`), by their SHA-256, so models share
-them. On the wire those that the other side lacks are a file weights.safetensors.
+contents.json maps the name of each weight to [SHA-256, dtype, shape] (`traced.Content`). The
+weights are among the kept ones (`fleet_compute.weights`), by their SHA-256, so models share them.
 
 graph.json: {"version", "name", "inputs": [{"shape", "dtype", "axis", "place"}], "calls": [{"op",
 "arguments", "shape", "dtype", "place", "pick"}], "outputs": [...], "precision": {"matmul",
@@ -18,16 +17,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from fleet_compute.operators import find, refusal
 from fleet_compute.weights import Weights
-from fleet_env.durable import write_text
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..errors import ModelError
 from . import rules  # noqa: F401 - registers the rules
@@ -36,39 +31,24 @@ from .layout import CHANNELS_LAST
 from .precision import Precision
 from .tape import Record, Ref, Tape
 from .text import KINDS, VERSIONS, as_json
-from .traced import Content, Traced, bytes_of, content_of
+from .traced import Content, Traced, bytes_of
 
-GRAPH, WEIGHTS, CONTENTS = 'graph.json', 'weights.safetensors', 'contents.json'
+GRAPH, CONTENTS = 'graph.json', 'contents.json'
 MODEL = re.compile('[0-9a-f]{64}')   # name of the folder of a complete model: its digest
 
 
-def save(traced: Traced, directory: Path, kept: Weights) -> None:
-    """Write the files, and keep the weights. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
-    save_texts(traced, directory)
-    for name, content in traced.contents.items():
-        kept.write(bytes_of(traced.parameters[name]), content.sha256)
+def texts(traced: Traced) -> dict[str, bytes]:
+    """Return the contents of the files of a model, by their names."""
+    return {GRAPH: as_json(traced.name, traced.axes, traced.tape).encode(),
+            CONTENTS: json.dumps(traced.contents, separators=(',', ':')).encode()}
 
 
-def save_texts(traced: Traced, directory: Path) -> None:
-    """Write the files `GRAPH` and `CONTENTS`."""
-    write_text(directory / GRAPH, as_json(traced.name, traced.axes, traced.tape))
-    write_text(directory / CONTENTS, json.dumps(traced.contents, separators=(',', ':')))
-
-
-def save_weights(traced: Traced, directory: Path, names: Collection[str]) -> None:
-    """Write the file `WEIGHTS` with these weights."""
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in traced.parameters.items()
-               if k in names}, str(directory / WEIGHTS))
-
-
-def contents_in(directory: Path) -> dict[str, Content]:
-    """Read the file `CONTENTS` of a folder; raise ModelError if it is invalid or not there."""
+def contents_of(text: bytes) -> dict[str, Content]:
+    """Return the weights that a file `CONTENTS` names; raise ModelError if it is invalid."""
     try:
-        found = json.loads((directory / CONTENTS).read_text(encoding='utf-8'))
-        return {name: _content(*fields) for name, fields in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f'{directory}: not a traced model: {error}') from error
+        return {name: _content(*fields) for name, fields in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f'{CONTENTS}: {error}') from error
 
 
 def _content(sha256: str, dtype: str, shape: list[int]) -> Content:
@@ -78,31 +58,12 @@ def _content(sha256: str, dtype: str, shape: list[int]) -> Content:
     return Content(sha256, dtype, tuple(shape))
 
 
-def take_weights(directory: Path, kept: Weights) -> None:
-    """Keep the weights of the file `WEIGHTS`, and delete it.
-
-    Raises ModelError if one of them is not what `CONTENTS` says, and OSError.
-    """
-    contents = contents_in(directory)
-    try:
-        with safe_open(str(directory / WEIGHTS), 'pt') as file:
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                content = content_of(tensor)
-                if contents.get(name) != content:
-                    raise ModelError(f'the weight {name} is not what {CONTENTS} says')
-                kept.write(bytes_of(tensor), content.sha256)
-    except (ValueError, SafetensorError) as error:
-        raise ModelError(f'{WEIGHTS}: {error}') from error
-    (directory / WEIGHTS).unlink()
-
-
 def load(directory: Path, kept: Weights, device: str = 'cpu') -> Traced:
     """Read and check both files, put the weights on `device`; raise ModelError if a check fails."""
-    contents = contents_in(directory)
     try:
         document = json.loads((directory / GRAPH).read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
+        contents = contents_of((directory / CONTENTS).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f'{directory}: not a traced model: {error}') from error
     weights = {name: _weight(name, content, kept, device) for name, content in contents.items()}
     try:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,17 +30,18 @@ from fleet_ros.channel import Channel
 from fleet_ros.exposure import team_key
 from fleet_ros.middleware import other_middleware
 from fleet_ros.reminder import Reminder
-from fleet_ros.sealing import ServiceClient, octets
+from fleet_ros.sealing import ServiceClient
 from lopinfer_msgs import msg, srv
 from rclpy.node import Node
 
 from .. import qos
-from ..errors import LopinferError, RemoteError
+from ..errors import LopinferError
 from ..model.traced import Traced
 from ..planning.plan import DEVICE, Plan
 from ..runtime.choice import NO_TABLE, PlannedTable
 from ..runtime.client import (
     ENDED,
+    UPLOADING,
     Action,
     CallOpen,
     CallSetPlans,
@@ -57,7 +56,7 @@ from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
 from ..runtime.services import PROTOCOL, READY, OpenRequest, PlansRequest, encode_plans, number
 from ..runtime.slow import slowed
-from ..runtime.store import UploadReply, UploadRequest, announce, send_traced
+from ..runtime.upload import Sending
 from ..runtime.wire import Ack, Piece
 from .convert import (
     CLIENT,
@@ -66,10 +65,10 @@ from .convert import (
     reply_of,
     value_of,
 )
+from .upload import ModelStream
 
 UPDATING = 'the model is being updated'
 MOST_CALLS = 8        # number of calls of which an answer still counts
-UPLOAD_LIMIT = 10.0  # maximum seconds for the upload of one part of the model
 
 Planner = Callable[[Traced, np.ndarray, np.ndarray], Iterable[PlannedTable]]
 Tensors = tuple[torch.Tensor, ...]
@@ -130,18 +129,19 @@ class Client:
         self._channel.listen()
         self._meter = open_meter(options.power, time.monotonic())
         self._alone = self._program(traced, Plan.device_only(traced.graph))
-        self._jobs = ThreadPoolExecutor(2, 'lopinfer')   # plans and upload, after `update` at once
+        self._jobs = ThreadPoolExecutor(2, 'lopinfer')   # plans, after `update` at once
         # (service client, future) of each service call that has no answer yet; all of these calls
         # concern the plan table `_about`
         self._calls: list[tuple[Any, Any]] = []
         self._about: Any = None
         self._closing = False
+        self._upload: ModelStream | None = None      # of the model; only the executor sets it
+        self._session = 0                       # the server's number of the latest session
         self._reminder = Reminder()             # repeats the message that there is no server
         self._status = node.create_publisher(msg.InferenceStatus, 'lopinfer/status', qos.STATUS)
-        self._open, self._upload, self._set_plans = (
+        self._open, self._set_plans = (
             ServiceClient(node, kind, f'{options.server}/{name}', caller, self._note_refusal)
-            for kind, name in ((srv.Open, 'open'), (srv.Upload, 'upload'),
-                               (srv.SetPlans, 'set_plans')))
+            for kind, name in ((srv.Open, 'open'), (srv.SetPlans, 'set_plans')))
         place = node.resolve_service_name(options.server + '/open')
         self.machine.reason = f'not connected yet to {place}'
         self._alarm = Alarm(self._on_time, node)
@@ -166,6 +166,8 @@ class Client:
         with self._changed:
             self._closing = True
         self._alarm.close()
+        if self._upload is not None:
+            self._upload.close()
         self._jobs.shutdown(wait=False, cancel_futures=True)
 
     def update(self, traced: Traced) -> None:
@@ -313,7 +315,7 @@ class Client:
                 self._ask(self._set_plans, self._plans_request, self._on_plans_set,
                           self.machine.table)
             elif isinstance(action, Upload):
-                self._jobs.submit(self._send_traced, self.traced)
+                self._send_model(self.traced)
             elif isinstance(action, MakePlans):
                 self._jobs.submit(self._make_plans, self.traced, action)
         self._channel.release(now)
@@ -370,6 +372,7 @@ class Client:
 
     def _on_opened(self, future: Any) -> None:
         def opened(reply: Any, now: float) -> list[Action]:
+            self._session = reply.incarnation
             if self._key is not None and reply.status == READY:
                 session = Session(self._key.secret, self.machine.incarnation, reply.incarnation)
                 self._channel.keep(session.to_server, session.to_robot, self.machine.incarnation,
@@ -395,36 +398,36 @@ class Client:
             return event(future.result(), now)
         self._step(take)
 
+    # -- the model's way to the server -----------------------------------------------------------
+
+    def _send_model(self, traced: Traced) -> None:
+        if self._upload is not None:
+            self._upload.close()
+        seals = None
+        if self._key is not None:
+            session = Session(self._key.secret, self.machine.incarnation, self._session)
+            seals = session.to_server, session.to_robot
+
+        def over(reason: str) -> None:
+            self._upload = None
+            if reason:
+                reason = f'the server has not got the model: {reason}'
+            self._step(lambda now: self.machine.on_uploaded(reason, now)
+                       if traced is self.traced else [])
+        self._upload = ModelStream(self.node, 'lopinfer/model/', self._session, False, seals,
+                                   Sending(traced), over)
+
+    def _progress(self) -> str:
+        """Return how much of the model the server has, in words; '' if it is not sent now."""
+        upload = self._upload
+        if upload is None or self.machine.state != UPLOADING:
+            return ''
+        sending: Any = upload.talk
+        text = f'the model is sent: {sending.sent / 1e6:.1f} of {sending.total / 1e6:.1f} MB'
+        self.node.get_logger().info(f'{self.traced.name}: {text}', throttle_duration_sec=10.0)
+        return text
+
     # -- long tasks ------------------------------------------------------------------------------
-
-    def _send_traced(self, traced: Traced) -> None:
-        reason, send = '', partial(self._send_part, traced)
-        try:
-            nbytes = sum(w.numel() * w.element_size() for w in traced.parameters.values())
-            # Announce the size first: if the server refuses the model, the client need not write
-            # the model to disk.
-            announce(traced.digest, nbytes, send)
-            with tempfile.TemporaryDirectory() as folder:
-                send_traced(traced, Path(folder), send)
-        except LopinferError as error:
-            reason = str(error)
-        except Exception as error:   # such as a full disk; each library raises its own error type
-            reason = f'the model cannot be sent: {type(error).__name__}: {error}'
-        self._step(lambda now: self.machine.on_uploaded(reason, now)
-                   if traced is self.traced else [])
-
-    def _send_part(self, traced: Traced, request: UploadRequest) -> UploadReply:
-        if self._closing or traced is not self.traced:
-            raise RemoteError('the client was closed' if self._closing else UPDATING)
-        answer = self._upload.call(srv.Upload.Request(
-            client=self.robot, incarnation=self.machine.incarnation, digest=request.digest,
-            file=request.file, sha256=request.sha256, size=request.size, offset=request.offset,
-            length=request.length,
-            data=octets(request.data)), timeout_sec=UPLOAD_LIMIT)
-        if answer is None:
-            raise RemoteError('the server does not answer the upload')
-        return UploadReply(answer.accepted, answer.reason, answer.received, answer.complete,
-                           list(answer.missing))
 
     def _make_plans(self, traced: Traced, action: MakePlans) -> None:
         graph = traced.graph.digest
@@ -454,7 +457,7 @@ class Client:
             link = machine.outbox.link
             message = msg.InferenceStatus(
                 model=self.traced.name, state=machine.state,
-                reason=machine.reason or machine.alone,
+                reason=self._progress() or machine.reason or machine.alone,
                 precision=self.options.settings.precision,
                 requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
                 dropped=sum(machine.dropped.values()), bin=report.bin,

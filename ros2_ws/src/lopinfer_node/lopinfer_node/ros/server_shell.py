@@ -14,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,21 @@ from ..runtime.server import (
     Unload,
     Work,
 )
-from ..runtime.services import READY, PlansRequest, decode_plans, number
-from ..runtime.store import Store, UploadRequest
+from ..runtime.services import (
+    MISSING,
+    READY,
+    REFUSED,
+    OpenReply,
+    PlansRequest,
+    decode_plans,
+    number,
+)
+from ..runtime.store import Store
 from ..runtime.trial import Trial, Trier
+from ..runtime.upload import Partial, Taking
 from ..runtime.wire import Piece
 from .convert import SERVER, open_of, plans_of, reply_to_ros, value_of
+from .upload import ModelStream
 
 
 @dataclass
@@ -128,6 +138,10 @@ class Server:
         self._changed = threading.Condition()   # lock of `machine` and `_channels`
         self._models: dict[tuple[str, str], Traced] = {}    # by digest and device
         self._channels: dict[str, Channel] = {}
+        # By client: (its incarnation and the digest of its model, what brings the model). Only the
+        # executor uses these and `_parked`.
+        self._uploads: dict[str, tuple[tuple[int, str], ModelStream, Taking]] = {}
+        self._parked: dict[str, Partial] = {}
         # maps a client to its plan table that is not prepared yet
         self._tables: dict[str, PreparePlans] = {}
         # the prepared plans that a client uses; only the thread that prepares plans reads it
@@ -141,7 +155,6 @@ class Server:
         self._plans_jobs = ThreadPoolExecutor(1, 'plans')
         place = node.get_namespace().rstrip('/') or '/lopinfer'
         for kind, name, answer in ((srv.Open, 'open', self._on_open),
-                                   (srv.Upload, 'upload', self._on_upload),
                                    (srv.SetPlans, 'set_plans', self._on_set_plans)):
             serve(node, kind, f'{place}/{name}', partial(self._on_call, answer), self._answerer,
                   self._note_refusal)
@@ -163,6 +176,8 @@ class Server:
             lane.close()
         self._alarm.close()
         self._trier.close()
+        for client in list(self._uploads):
+            self._end_upload(client)
         for jobs in (self._models_jobs, self._plans_jobs):   # do not wait: a job can take minutes
             jobs.shutdown(wait=False, cancel_futures=True)
 
@@ -213,26 +228,36 @@ class Server:
                 session = self._answerer.session(call, reply.incarnation)
                 self._channels[request.client].keep(session.to_robot, session.to_server,
                                                     request.incarnation, session.number)
+        if reply.status == MISSING:
+            reply = self._await_model(request, call, reply)
         return reply_to_ros(reply, response)
 
-    def _on_upload(self, request: Any, response: Any, _: Call | None) -> Any:
-        if not self.options.limits.uploads:
-            response.reason = 'this server accepts no models from its clients'
-            return response
+    def _await_model(self, request: Any, call: Call | None, reply: OpenReply) -> OpenReply:
+        """Take the model of a robot; return the reply with the number of the upload's session."""
+        client, asked = request.client, (request.incarnation, request.digest)
+        present, upload, _ = self._uploads.get(client, (None, None, None))
+        if upload is None or present != asked or upload.ended:
+            self._end_upload(client)
+            if len(self._uploads) >= self.options.limits.clients:
+                return OpenReply(REFUSED, 'too many robots send models')
+            number, seals = secrets.randbits(63), None
+            if call is not None and self._answerer is not None:
+                session = self._answerer.session(call, number)
+                seals = session.to_robot, session.to_server
+            taking = Taking(self.store, self._parked, lambda: self.machine.models, self._on_stored)
+            upload = ModelStream(self.node, f'{_base(client)}model/', number, True, seals, taking,
+                            lambda reason: self._end_upload(client))
+            self._uploads[client] = asked, upload, taking
+        return replace(reply, incarnation=upload.number)
+
+    def _end_upload(self, client: str) -> None:
+        if (found := self._uploads.pop(client, None)) is not None:
+            found[1].close()
+            found[2].close()
+
+    def _on_stored(self) -> None:
         with self._changed:
-            served = self.machine.models
-        reply = self.store.take(UploadRequest(request.digest, request.file, request.sha256,
-                                              request.size, request.offset, bytes(request.data),
-                                              request.length),
-                                served)
-        # the last part of an upload adds a model; the first part may delete an old model
-        if reply.complete or not request.offset:
-            with self._changed:
-                self.machine.on_stored(self.store.digests())
-        response.accepted, response.reason = reply.accepted, reply.reason
-        response.received, response.complete = reply.received, reply.complete
-        response.missing = list(reply.missing)
-        return response
+            self.machine.on_stored(self.store.digests())
 
     def _on_set_plans(self, request: Any, response: Any, _: Call | None) -> Any:
         with self._changed:
@@ -280,9 +305,8 @@ class Server:
                     self._channels[action.client].send(action.message, now)
             elif isinstance(action, Join):
                 client = action.client
-                base = f'/{client}/lopinfer/' if client else '/lopinfer/'
                 self._channels[client] = Channel(
-                    self.node, SERVER, base, partial(self._on_message, client),
+                    self.node, SERVER, _base(client), partial(self._on_message, client),
                     partial(self._on_unproved, client), self.options.link(),
                     self._answerer is not None)
                 self._channels[client].listen()
@@ -443,6 +467,11 @@ class Server:
                     return work
                 self._changed.wait()
         return None
+
+
+def _base(client: str) -> str:
+    """Return the beginning of the names of a client's topics."""
+    return f'/{client}/lopinfer/' if client else '/lopinfer/'
 
 
 def prepare_plans(traced: Traced, request: PlansRequest, recording: Recording | None = None,

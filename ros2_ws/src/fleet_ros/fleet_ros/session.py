@@ -1,4 +1,4 @@
-"""A session between a fleet's server and a reader: a stream of messages over a channel."""
+"""A session between a server and a robot: a stream of messages over a channel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from fleet_link.errors import PeerError
 from fleet_link.seal import Seal
 from fleet_link.stream import Ack, Frame, Stream
 from fleet_msgs import msg
-from fleet_ros.channel import Channel, Topics
-from fleet_ros.frames import ack_of, ack_to_ros, frame_of, frame_to_ros
-from fleet_ros.qos import STREAM
 from rclpy.node import Node
 
-from .errors import FollowError
-from .wire import MOST_MESSAGE, MOST_TEXT
+from .channel import Channel, Topics
+from .frames import ack_of, ack_to_ros, frame_of, frame_to_ros
+from .qos import STREAM
 
 LEASE = 20.0      # seconds of silence after which a session ends
 ENDS = 'it ends'
@@ -49,17 +47,18 @@ class Session:
     """One end of a session; the node's executor calls all methods.
 
     :param base: beginning of the topics' names.
-    :param take: called with each message of the peer. If it raises a FollowError, the session ends.
+    :param take: called with each message of the peer. If it raises a PeerError, the session ends.
     :param woken: called when the session has ended, or `deadline` is earlier than before.
+    :param most: maximum bytes of a message of the peer.
     """
 
     def __init__(self, node: Node, base: str, incarnation: int, is_server: bool,
-                 take: Callable[[bytes], None], woken: Callable[[], None],
+                 take: Callable[[bytes], None], woken: Callable[[], None], most: int,
                  link: ShapedLink | None = None, keyed: bool = False) -> None:
         self.incarnation, self.ended = incarnation, ''   # `ended`: why it is over; '' if it is not
         self._take, self._woken = take, woken
         self.begin()
-        self._stream = Stream(max(MOST_MESSAGE, MOST_TEXT))
+        self._stream = Stream(most)
         ours, theirs = ('down', 'up') if is_server else ('up', 'down')
         acks = msg.FrameAck, f'{theirs}_ack'
         topics = Topics({Frame: (msg.Frame, ours), Ack: acks, str: acks},
@@ -85,8 +84,8 @@ class Session:
         """Bytes of messages that wait to be sent."""
         return self._stream.sender.waiting
 
-    def send(self, message: bytes) -> None:
-        """Send a message."""
+    def send(self, message: Any) -> None:
+        """Send a message; its bytes must not change until the peer has them."""
         self._stream.sender.offer(message)
         self._poll()
 
@@ -136,7 +135,7 @@ class Session:
                 self.ended = f'the other side has ended it: {message.error[:200]}'
             else:
                 self._stream.sender.on_ack(ack_of(message), now)
-        except (PeerError, FollowError) as error:
+        except PeerError as error:
             self.end(str(error))
         self._poll()
         self._woken()
