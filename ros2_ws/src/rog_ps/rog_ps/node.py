@@ -17,7 +17,6 @@ import numpy as np
 from fleet_env.errors import VersionError
 from fleet_link.errors import SealError
 from fleet_models.offer import Offer
-from fleet_models.session import Borrowed
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.ending import HURRY
@@ -26,6 +25,7 @@ from fleet_ros.managed import ManagedNode
 from fleet_ros.parameters import declare
 from fleet_ros.sealing import serve
 from fleet_ros.services import STEADY, close_parameters
+from fleet_ros.session import Borrowed
 from rclpy.parameter import Parameter
 from rog_core.errors import ConfigError, RemoteProtocolError
 from rog_core.method_check import check_method, check_named
