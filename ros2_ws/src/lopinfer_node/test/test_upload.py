@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lopinfer_node.model.traced import trace
 from lopinfer_node.runtime.store import Store
-from lopinfer_node.runtime.upload import PART_BYTES, Sending, Taking
+from lopinfer_node.runtime.upload import MOST_CONTENTS, PART_BYTES, Partials, Sending, Taking
 
 
 def wide(seed=0, change=0.0):
@@ -28,10 +28,11 @@ class Server:
     """What a server keeps between the sessions of its uploads."""
 
     def __init__(self, folder, **limits):
-        self.store, self.parked, self.news = Store(folder, **limits), {}, []
+        self.store, self.news = Store(folder, **limits), []
+        self.partials = Partials(1 << 20)
 
     def taking(self):
-        return Taking(self.store, self.parked, lambda: [], lambda: self.news.append(
+        return Taking(self.store, self.partials, lambda: [], lambda: self.news.append(
             self.store.digests()))
 
 
@@ -75,7 +76,7 @@ def test_sessions_that_end_at_any_time_lose_no_whole_part(lengths, restart, tmp_
         assert robot.ended is None or robot.ended == '' and server.store.has(MODEL.digest)
     robot = session(server, MODEL)
     assert robot.ended == '' and sent + robot.sent <= total
-    assert server.store.load(MODEL.digest).digest == MODEL.digest and not server.parked
+    assert server.store.load(MODEL.digest).digest == MODEL.digest and not server.partials.used
 
 
 def test_of_a_changed_model_only_the_changed_weights_are_sent(tmp_path):
@@ -105,7 +106,7 @@ def test_a_weight_that_was_damaged_is_refused_and_is_sent_again(tmp_path):
             return bytes(PART_BYTES)
         return message
     assert 'not what was said' in session(server, MODEL, change=damage).ended
-    assert damaged and not server.store.digests() and not server.parked
+    assert damaged and not server.store.digests() and not server.partials.used
     assert session(server, MODEL).ended == ''
 
 
@@ -145,6 +146,29 @@ def test_a_model_without_a_digest_is_refused(first, tmp_path):
 def test_a_model_that_is_too_large_is_refused_before_its_weights_are_sent(limits, reason, tmp_path):
     robot = session(Server(tmp_path, **limits), MODEL)
     assert reason in robot.ended and not robot.sent
+
+
+def test_what_waits_for_the_rest_has_bounded_memory_and_gives_way(tmp_path):
+    server, other = Server(tmp_path), wide(seed=1)
+    server.partials = Partials(3 * PART_BYTES)      # of the largest weight, 720,000 B
+    assert session(server, other, 5).sent > PART_BYTES
+    assert server.partials.used and len(server.partials.parked) == 1
+    open_one = server.taking()
+    robot = Sending(other)
+    for _ in range(4):      # goes on with what was parked
+        open_one.take(bytes(robot.part()))
+        while (answer := open_one.part()) is not None:
+            robot.take(bytes(answer))
+    assert 'too many robots' in session(server, MODEL).ended
+    open_one.close()
+    assert session(server, MODEL).ended == '' and not server.partials.used
+
+
+def test_long_contents_are_refused(tmp_path):
+    taking = Server(tmp_path).taking()
+    for message in (b'{"digest": "%s"}' % (b'0' * 64), b'{}', bytes(MOST_CONTENTS + 1)):
+        taking.take(message)
+    assert 'must have at most' in json.loads(taking.part())['refused']
 
 
 def test_a_full_disk_is_the_reason_and_nothing_is_lost(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ from ..runtime.services import (
 )
 from ..runtime.store import Store
 from ..runtime.trial import Trial, Trier
-from ..runtime.upload import Partial, Taking
+from ..runtime.upload import Partials, Taking
 from ..runtime.wire import Piece
 from .convert import SERVER, open_of, plans_of, reply_to_ros, value_of
 from .upload import ModelStream
@@ -139,9 +139,9 @@ class Server:
         self._models: dict[tuple[str, str], Traced] = {}    # by digest and device
         self._channels: dict[str, Channel] = {}
         # By client: (its incarnation and the digest of its model, what brings the model). Only the
-        # executor uses these and `_parked`.
+        # executor uses these and `_partials`.
         self._uploads: dict[str, tuple[tuple[int, str], ModelStream, Taking]] = {}
-        self._parked: dict[str, Partial] = {}
+        self._partials = Partials(options.limits.memory << 20)
         # maps a client to its plan table that is not prepared yet
         self._tables: dict[str, PreparePlans] = {}
         # the prepared plans that a client uses; only the thread that prepares plans reads it
@@ -244,9 +244,10 @@ class Server:
             if call is not None and self._answerer is not None:
                 session = self._answerer.session(call, number)
                 seals = session.to_robot, session.to_server
-            taking = Taking(self.store, self._parked, lambda: self.machine.models, self._on_stored)
+            taking = Taking(self.store, self._partials, lambda: self.machine.models,
+                            self._on_stored)
             upload = ModelStream(self.node, f'{_base(client)}model/', number, True, seals, taking,
-                            lambda reason: self._end_upload(client))
+                                 lambda reason: self._end_upload(client))
             self._uploads[client] = asked, upload, taking
         return replace(reply, incarnation=upload.number)
 

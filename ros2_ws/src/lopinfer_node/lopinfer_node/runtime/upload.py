@@ -14,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fleet_compute.inlets import Buffer, CodecError, lengthened, shortened
 from fleet_link.errors import PeerError
 
 from ..errors import ModelError, RemoteError
-from ..model.files import contents_of, texts
+from ..model.files import CONTENTS, contents_of, texts
 from ..model.traced import Content, bytes_of
 from .store import Store
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..model.traced import Traced
 
 PART_BYTES = 256 << 10
-MOST_PARKED = 4     # most weights of which a part waits for the rest
+MOST_CONTENTS = 4 << 20     # maximum bytes of the contents, enough for some 40,000 weights
 MOST_MESSAGE = 64 << 20     # maximum bytes of a message, which a graph or the contents may have
 
 
@@ -105,18 +105,50 @@ class Partial:
         return self._hash.hexdigest()
 
 
+class Partials:
+    """The weights of which a part has arrived, in all uploads of a server: at most ``most`` bytes.
+
+    Those of sessions that have ended are parked for the next ones, by their SHA-256.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.used = most, 0
+        self.parked: dict[str, Partial] = {}
+
+    def begin(self, sha256: str) -> Partial:
+        """Return what is parked of a weight, or a new one."""
+        return self.parked.pop(sha256, None) or Partial()
+
+    def add(self, partial: Partial, data: Buffer) -> None:
+        """Append bytes; raise RemoteError, and change nothing, if there is no room for them."""
+        while self.parked and self.used + len(data) > self._most:
+            self.drop(self.parked.pop(next(iter(self.parked))))
+        if self.used + len(data) > self._most:
+            raise RemoteError('too many robots send models at once')
+        partial.add(data)
+        self.used += len(data)
+
+    def park(self, partials: Mapping[str, Partial]) -> None:
+        """Keep what has come for another session."""
+        self.parked.update((key, p) for key, p in partials.items() if p.received)
+
+    def drop(self, partial: Partial) -> None:
+        """Forget a weight, which is whole or wrong."""
+        self.used -= partial.received
+
+
 class Taking:
     """The server's side: takes a model into a store.
 
-    ``parked``: weights of which sessions that have ended brought a part, by their SHA-256.
+    ``partials``: of all uploads.
     ``served()``: digests of models that must not be deleted to make room. ``ended``: as in
     `Sending`; it stays None, because the robot ends the session. ``stored()``: called when models
     came or went.
     """
 
-    def __init__(self, store: Store, parked: dict[str, Partial],
-                 served: Callable[[], Collection[str]], stored: Callable[[], None]) -> None:
-        self._store, self._parked, self._served, self._stored = store, parked, served, stored
+    def __init__(self, store: Store, partials: Partials, served: Callable[[], Collection[str]],
+                 stored: Callable[[], None]) -> None:
+        self._store, self._partials, self._served, self._stored = store, partials, served, stored
         self.ended: str | None = None
         self._digest = ''
         self._texts: list[bytes] = []
@@ -158,6 +190,9 @@ class Taking:
     def _take_text(self, message: bytes) -> None:
         self._texts.append(message)
         if len(self._texts) == 2:
+            if len(message) > MOST_CONTENTS:
+                raise RemoteError(f'{CONTENTS} must have at most {MOST_CONTENTS} bytes, got '
+                                  f'{len(message)}')
             self._ask(contents_of(message))
 
     def _ask(self, contents: dict[str, Content]) -> None:
@@ -165,7 +200,7 @@ class Taking:
         names = {content: name for name, content in contents.items()
                  if not self._store.want(content)}       # equal weights are one
         self._missing += names
-        self._partial = {c.sha256: self._parked.pop(c.sha256, Partial()) for c in names}
+        self._partial = {c.sha256: self._partials.begin(c.sha256) for c in names}
         self._next = self._take_part
         if names:
             self._answer(missing=[(name, self._partial[content.sha256].received)
@@ -176,10 +211,11 @@ class Taking:
     def _take_part(self, message: bytes) -> None:
         content = self._missing[0]
         partial = self._partial[content.sha256]
-        partial.add(lengthened(message, min(PART_BYTES, content.nbytes - partial.received)))
+        self._partials.add(partial, lengthened(
+            message, min(PART_BYTES, content.nbytes - partial.received)))
         if partial.received < content.nbytes:
             return
-        del self._partial[content.sha256]
+        self._partials.drop(self._partial.pop(content.sha256))
         if partial.sha256 != content.sha256:
             raise RemoteError('a weight is not what was said of it')
         self._store.keep(partial.data, content)
@@ -188,10 +224,8 @@ class Taking:
             self._complete()
 
     def close(self) -> None:
-        """Park what has come in part, of which the next session needs only the rest."""
-        self._parked.update((key, p) for key, p in self._partial.items() if p.received)
-        while len(self._parked) > MOST_PARKED:
-            del self._parked[next(iter(self._parked))]
+        """End the session; what has come in part need not be sent again in the next one."""
+        self._partials.park(self._partial)
         self._partial = {}
 
     def _complete(self) -> None:
