@@ -19,7 +19,7 @@ import pytest
 from fleet_env.records.summary import read_summary
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
-from fleet_testing import Lines, environment, free_domain
+from fleet_testing import Lines, environment, free_domain, mostly_long
 from rog_core.codecs import get_codec
 from rog_core.errors import RemoteProtocolError
 from rog_core.model.partition import partition_of
@@ -97,6 +97,7 @@ def test_own_task_is_learnt_in_virtual_time(run):
     check_shown('own_task.txt', text)
 
 
+FROZEN = '--set training.task_options.frozen=4'
 PLAIN = '''
 import sys
 sys.path.insert(0, {folder!r})
@@ -112,9 +113,9 @@ print(f'{{100 * task.evaluate(model.eval()):.1f}} %, {{count}} batches')
 '''
 
 
-@pytest.mark.parametrize('options', ['', '--set training.task_options.frozen=4'])
+@pytest.mark.parametrize('options', mostly_long(['', FROZEN], FROZEN))
 def test_own_torchvision_leaves_a_model_that_plain_pytorch_loads(run, tmp_path, options):
-    text = done(run('-m rog_cli.main sim examples/my_fleet.yaml --out there --minutes 0.1 --set '
+    text = done(run('-m rog_cli.main sim examples/my_fleet.yaml --out there --minutes 0.05 --set '
                     f'link.scale=0.5 --set training.task=own_torchvision:Resnet {options}'))
     accuracy, = re.findall(r"The server's model at iteration .*: ([0-9.]+ %)", text)
     robots = re.findall(r'^robot\d +\S+ % +(\S+ %)', text, re.M)
