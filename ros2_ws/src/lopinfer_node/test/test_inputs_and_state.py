@@ -166,8 +166,8 @@ class FirstCall(Base):
 @pytest.mark.parametrize('kind', [SmallCount, Drifts, Mean, MeanInDict, MeanInList, Elsewhere,
                                   FirstCall])
 def test_a_model_whose_state_changes_little_is_refused(kind):
-    # the second is what PyTorch 2.8 says of two of them
-    with pytest.raises(ModelError, match='something besides its inputs|data-dependent'):
+    # the others are what PyTorch 2.8 and 2.4 say of two of them
+    with pytest.raises(ModelError, match='something besides its inputs|data-dependent|Node arity'):
         trace(kind().eval(), X)
 
 
@@ -262,9 +262,9 @@ def returns(result):
 
 @pytest.mark.parametrize(('result', 'why'), [
     (lambda x: Results(x.mean()), 'the model returns a Results; it must return tensors, or tuples'),
-    # PyTorch 2.8 fails while it traces it
+    # PyTorch 2.8 and 2.4 fail while they trace it
     (lambda x: torch.func.vmap(torch.sin)(x), 'is not an operator on tensors, so a server cannot|'
-                                              'cannot be traced: AssertionError'),
+                                              'cannot be traced: (AssertionError|RuntimeError)'),
     (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), 'depends on data cannot be')])
 def test_what_is_no_operator_is_refused_with_what_it_is(result, why):
     with pytest.raises(ModelError, match=why):

@@ -601,6 +601,8 @@ def test_an_update_without_a_change_sends_nothing_and_the_session_goes_on(store)
         assert machine.table.plans is plans and server.machine._joins == sessions
 
 
+@pytest.mark.skipif(torch.__version__.startswith('2.4.'),
+                    reason='PyTorch 2.4 cannot trace in one thread while another computes')
 def test_calls_of_other_threads_get_the_models_results_during_updates(store):
     """Every result is that of the model before or after the change."""
     model, x, failed, changed = Small().eval(), torch.rand(SHAPE), [], threading.Event()

@@ -124,15 +124,23 @@ def _exported(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     with _quiet('torch.fx.experimental.symbolic_shapes'):
         program = torch.export.export(model, args, kwargs, strict=False)
     try:
-        return _Reader(program.graph_module, _sources(program)).read()
+        return _read(program)
     except _Aliased:
-        program = program.run_decompositions({})
-        signature = program.graph_signature
-        for changed in signature.buffers_to_mutate.values():
-            raise ModelError(f'the model changes {changed} when it runs: a request would depend '
-                             'on the previous one') from None
-        results = [s.kind.name == 'USER_OUTPUT' for s in signature.output_specs]
-        return _Reader(program.graph_module, _sources(program)).read(results)
+        return _read(program.run_decompositions({}))
+
+
+def _read(program: Any) -> Tape:
+    """Read an exported program.
+
+    If it is functional, as PyTorch 2.4 exports all and others the decomposed, its graph returns
+    besides the results what the model writes to.
+    """
+    signature = program.graph_signature
+    for changed in signature.buffers_to_mutate.values():
+        raise ModelError(f'the model changes {changed} when it runs: a request would depend on the '
+                         'previous one')
+    results = [spec.kind.name == 'USER_OUTPUT' for spec in signature.output_specs]
+    return _Reader(program.graph_module, _sources(program)).read(results)
 
 
 @contextlib.contextmanager
