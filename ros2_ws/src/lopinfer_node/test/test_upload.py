@@ -122,8 +122,10 @@ def test_parts_of_a_wrong_length_are_refused(wrong, tmp_path):
     part = bytes(shortened(torch.randn(PART_BYTES // 4).numpy().tobytes()))
     server, taking = Server(tmp_path), None
     robot, taking = Sending(MODEL), server.taking()
+    assert not taking.begun
     for _ in range(3):
         taking.take(bytes(robot.part()))
+        assert taking.begun
     taking.part()
     taking.take(wrong(part))
     assert 'is damaged' in json.loads(taking.part())['refused']

@@ -54,7 +54,15 @@ from ..runtime.client import (
 from ..runtime.execution import AnyProgram, AnyRun, Execution
 from ..runtime.program import Program
 from ..runtime.recording import Recording, recorded
-from ..runtime.services import PROTOCOL, READY, OpenRequest, PlansRequest, encode_plans, number
+from ..runtime.services import (
+    MISSING,
+    PROTOCOL,
+    READY,
+    OpenRequest,
+    PlansRequest,
+    encode_plans,
+    number,
+)
 from ..runtime.slow import slowed
 from ..runtime.upload import Sending
 from ..runtime.wire import Ack, Piece
@@ -372,6 +380,8 @@ class Client:
 
     def _on_opened(self, future: Any) -> None:
         def opened(reply: Any, now: float) -> list[Action]:
+            if reply.status == MISSING and reply.incarnation == self._session:
+                return []   # a session of before, whose numbers are used; soon there is another
             self._session = reply.incarnation
             if self._key is not None and reply.status == READY:
                 session = Session(self._key.secret, self.machine.incarnation, reply.incarnation)

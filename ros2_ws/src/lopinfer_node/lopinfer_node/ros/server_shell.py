@@ -92,6 +92,8 @@ class ServerOptions:
 # By the type of a device: for how many results it may compute ahead of those that wait for copies.
 AHEAD = {'cuda': 1}
 TRIAL = 'trial.json'     # file in the folder of a model
+# Seconds in which calls of a robot that it has repeated get the same session for its model.
+JUST = 5.0
 
 
 class _Lane:
@@ -235,8 +237,11 @@ class Server:
     def _await_model(self, request: Any, call: Call | None, reply: OpenReply) -> OpenReply:
         """Take the model of a robot; return the reply with the number of the upload's session."""
         client, asked = request.client, (request.incarnation, request.digest)
-        present, upload, _ = self._uploads.get(client, (None, None, None))
-        if upload is None or present != asked or upload.ended:
+        present, upload, taking = self._uploads.get(client, (None, None, None))
+        # A robot that asks again has lost its session, but if it has just got this answer. The next
+        # session has another number, and so other keys.
+        if upload is None or taking is None or present != asked or taking.begun or upload.ended \
+                or time.monotonic() > upload.since + JUST:
             self._end_upload(client)
             if len(self._uploads) >= self.options.limits.clients:
                 return OpenReply(REFUSED, 'too many robots send models')

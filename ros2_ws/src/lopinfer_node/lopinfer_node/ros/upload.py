@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -32,12 +33,13 @@ class ModelStream:
     """One end of the session ``number``; the node's executor calls its methods but `close`.
 
     ``seals``: for what is sent and what comes; None: there is no key. ``over(reason)``: called once
-    at the end, with the reason why the model was not stored, or with ''.
+    at the end, with the reason why the model was not stored, or with ''. ``since``: when it began.
     """
 
     def __init__(self, node: Node, base: str, number: int, is_server: bool,
                  seals: tuple[Seal, Seal] | None, talk: Talk, over: Callable[[str], None]) -> None:
         self.number, self.talk, self._over, self._closed = number, talk, over, False
+        self.since = time.monotonic()
         self._session = Session(node, base, number, is_server, talk.take, self._on_woken,
                                 MOST_MESSAGE, keyed=seals is not None)
         if seals is not None:

@@ -157,6 +157,11 @@ class Taking:
         self._answers: deque[Buffer] = deque()
         self._next: Callable[[bytes], None] = self._begin
 
+    @property
+    def begun(self) -> bool:
+        """Return whether a message has come."""
+        return self._next != self._begin
+
     def take(self, message: bytes) -> None:
         """Handle a message of the robot; `part` returns the answer."""
         try:
