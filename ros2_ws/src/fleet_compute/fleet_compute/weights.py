@@ -132,11 +132,13 @@ class Weights:
         if self.folder is None or size > self.limit:
             raise OSError(errno.ENOSPC, f'it takes more than the {self.limit >> 20} MiB for kept '
                                         'weights (parameter disk)')
-        if not size or self.find(digest, size) is not None:
+        if not size:
             return
         # If the process ends, the operating system releases the lock.
         with (self.folder / 'lock').open('w') as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.find(digest, size) is not None:
+                return
             self._make_room(size)
             new = self.folder / 'new'
             try:
@@ -199,6 +201,6 @@ class StoreSettings(Settings):
                                f' which cannot be created: {error.strerror}') from error
         return folder
 
-    def weights_in(self, folder: Path, proved: Path | None = None) -> Weights:
-        """Return the weights in what `make_directory` returns; `proved`: see `Weights`."""
-        return Weights(self.disk << 20, folder / FOLDER, proved)
+    def kept_weights(self, proved: Path | None = None) -> Weights:
+        """Return the weights in `make_directory`, which it may raise; `proved`: see `Weights`."""
+        return Weights(self.disk << 20, self.make_directory() / FOLDER, proved)

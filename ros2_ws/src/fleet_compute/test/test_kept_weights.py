@@ -103,5 +103,5 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
     with pytest.raises(SettingError, match='parameter directory must be a folder or a new one'):
         StoreSettings(directory=str(tmp_path / 'file')).make_directory()
     settings = StoreSettings(directory=str(tmp_path / 'new' / 'one'), disk=1)
-    kept = settings.weights_in(settings.make_directory())
+    kept = settings.kept_weights()
     assert bytes(kept.keep(b'abc', digest_of(b'abc'))) == b'abc' and kept.limit == 1 << 20

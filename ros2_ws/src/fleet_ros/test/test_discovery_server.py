@@ -35,11 +35,24 @@ def port():
         return probe.getsockname()[1]
 
 
+def talk(speaker, listener, stack):
+    """Return what is heard, and a function that says something and listens for it."""
+    heard, publisher = [], speaker.create_publisher(String, 'said', 1)
+    listener.create_subscription(String, 'said', heard.append, 1)
+    executor = SingleThreadedExecutor(context=listener.context)
+    stack.callback(executor.shutdown)
+    executor.add_node(listener)
+
+    def speak():
+        publisher.publish(String())
+        executor.spin_once(timeout_sec=0.05)
+    return heard, speak
+
+
 @pytest.mark.skipif('fastrtps' not in get_rmw_implementation_identifier() or PROGRAM is None,
                     reason='needs Fast DDS and its program fast-discovery-server')
 def test_two_nodes_meet_once_a_discovery_server_runs(monkeypatch, port):
     network = reach(f'127.0.0.1:{port}', domain_id=free_domain())
-    heard = []
     with ExitStack() as stack:
         nodes = []
         for robot in (True, False):
@@ -50,15 +63,7 @@ def test_two_nodes_meet_once_a_discovery_server_runs(monkeypatch, port):
             stack.callback(context.try_shutdown)
             nodes.append(rclpy.create_node('robot' if robot else 'other', context=context))
             stack.callback(nodes[-1].destroy_node)
-        publisher = nodes[0].create_publisher(String, 'said', 1)
-        nodes[1].create_subscription(String, 'said', heard.append, 1)
-        executor = SingleThreadedExecutor(context=context)
-        stack.callback(executor.shutdown)
-        executor.add_node(nodes[1])
-
-        def speak():
-            publisher.publish(String())
-            executor.spin_once(timeout_sec=0.05)
+        heard, speak = talk(*nodes, stack)
 
         for _ in range(ROUNDS):
             speak()
@@ -133,16 +138,7 @@ def test_two_nodes_meet_through_a_router_of_zenoh(monkeypatch, port):
         nodes = [rclpy.create_node(name, context=context) for name in ('one', 'other')]
         for node in nodes:
             stack.callback(node.destroy_node)
-        heard = []
-        publisher = nodes[0].create_publisher(String, 'said', 1)
-        nodes[1].create_subscription(String, 'said', heard.append, 1)
-        executor = SingleThreadedExecutor(context=context)
-        stack.callback(executor.shutdown)
-        executor.add_node(nodes[1])
-
-        def speak():
-            publisher.publish(String())
-            executor.spin_once(timeout_sec=0.05)
+        heard, speak = talk(*nodes, stack)
 
         eventually(lambda: heard, step=speak)
 

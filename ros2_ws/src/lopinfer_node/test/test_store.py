@@ -59,6 +59,13 @@ def test_a_full_store_of_models_that_are_served_takes_no_further_one(tmp_path):
     assert store.digests() == {'d' * 64}
 
 
+def test_a_full_store_takes_a_model_of_this_machine(traced, tmp_path):
+    store = Store(tmp_path, models=1)
+    for made in (small(), traced):
+        store.add(made)
+        assert store.digests() == {made.digest}
+
+
 def test_a_model_whose_graph_was_damaged_on_the_disk_is_not_read(traced, tmp_path):
     store = Store(tmp_path)
     store.add(traced)

@@ -88,11 +88,11 @@ class Store:
         return traced
 
     def add(self, traced: Traced) -> None:
-        """Store a model that was traced or loaded on this machine. Raises OSError."""
+        """Store a model that was traced or loaded on this machine. Raises RemoteError, OSError."""
         if not self.has(traced.digest):
             for name, content in traced.contents.items():
                 self.keep(bytes_of(traced.parameters[name]), content)
-            self.put(traced.digest, self.digests(), *texts(traced).values())
+            self.put(traced.digest, (), *texts(traced).values())
 
     def check(self, digest: str) -> None:
         """Raise RemoteError if no model has this digest."""

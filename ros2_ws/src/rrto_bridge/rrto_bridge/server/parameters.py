@@ -12,6 +12,8 @@ from fleet_ros.managed import ManagedSettings
 
 from .machine import Limits
 
+PROVED = 'proved'    # folder in that of a running server, see `fleet_compute.weights.Weights`
+
 
 class ServerSettings(ManagedSettings, LinkSettings, StoreSettings, Limits):
     """Settings of the server."""

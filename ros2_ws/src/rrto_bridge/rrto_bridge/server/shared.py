@@ -16,8 +16,8 @@ from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with
 
 from ..execution.sharing import load
-from .parameters import ServerSettings
-from .worker import PROVED, room
+from .parameters import PROVED, ServerSettings
+from .worker import room
 
 NAME = 'rrto_runner'    # of the process, as `ps -o comm` and `top` show it
 
@@ -41,7 +41,7 @@ def compute(path: Path, name: str, folder: Path, settings: ServerSettings, paren
             # The weights of all, and what a batch of the largest computes.
             memory = 2 * settings.memory << 20
             limit_memory(device, memory + room(memory))
-            weights = settings.weights_in(settings.make_directory(), folder / PROVED)
+            weights = settings.kept_weights(folder / PROVED)
             loaded: WeakValueDictionary[object, torch.Tensor] = WeakValueDictionary()
             Runner(listener, device, lambda data: load(data, weights, device, loaded),
                    lambda text: print(f'[rrto] {text}', file=sys.stderr, flush=True)).serve()

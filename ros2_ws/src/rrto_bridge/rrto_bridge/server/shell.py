@@ -39,7 +39,7 @@ from ..protocol.discovery import servers, wait_for_servers
 from ..protocol.errors import ConfigError
 from ..protocol.messages import OpenRequest, SendAck
 from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
-from .parameters import ServerSettings
+from .parameters import PROVED, ServerSettings
 from .shared_status import SharedStatus
 
 # Maximum time in seconds until DDS has found all programs, to tell them about the server's end.
@@ -52,7 +52,6 @@ START = 300.0     # maximum time in seconds to load PyTorch; long enough for a b
 MEMORY = '/dev/shm'
 PREFIX = 'rrto_'        # prefix of the name of a server's folder
 LOCK = '.rrto_server'   # a file in the server's folder, locked while the server runs
-PROVED = 'proved'       # folder there, see `fleet_compute.weights.Weights`
 MESSAGE = 1 << 16   # maximum size of a datagram from the fork server, in bytes
 LOOK = 1.0        # seconds between checks of the processes
 # Seconds between checks whether DDS has found a program; also the first pause between repetitions
@@ -204,7 +203,7 @@ class Server:
         self._answerer = key and Answerer(key.secret_of, secrets.randbits(63))
         if key is not None and key.robot:
             node.get_logger().info(f"serves only {key.robot}, as this is its key, not the fleet's")
-        self._weights = settings.weights_in(settings.make_directory())
+        self._weights = settings.kept_weights()
         self.folder, self._lock = _folder()
         try:
             self._fork_server = ForkServerProcess(name, self.folder, settings)

@@ -39,14 +39,13 @@ from ..protocol import qos
 from ..protocol.convert import SERVER
 from ..protocol.errors import RemoteError
 from ..protocol.messages import SendAck
-from .parameters import ServerSettings
+from .parameters import PROVED, ServerSettings
 from .session import Action, End, SessionMachine
 from .shared_status import SharedStatus
 
 # time in seconds within which DDS must find the program's topics, and the runner must answer
 PATIENCE = 10.0
 RUNNER = 'runner'     # socket of the runner in the server's folder, see `fleet_compute.runner`
-PROVED = 'proved'     # folder there, see `fleet_compute.weights.Weights`
 # A process is always allowed at least this many bytes besides its tensors, for messages
 # and for workspaces of operators.
 ROOM = 64 << 20
@@ -101,7 +100,7 @@ class _Worker:
         generator = default_generator(self.device)
         generator.manual_seed(torch.Generator().initial_seed())
         context = Context(self.device, settings.memory << 20, status.note, generator)
-        weights = settings.weights_in(settings.make_directory(), task.folder / PROVED)
+        weights = settings.kept_weights(task.folder / PROVED)
         self.performer = Performer(context, weights, Sharing(
             context, weights, task.folder / RUNNER, min(PATIENCE, settings.operator / 2))
             if settings.shares(task.device) else None)
