@@ -10,7 +10,8 @@ the seconds until the robot uses a server again (`back_s`). `late_at`: when, how
 `late_between`: late inferences more than `SETTLED` s after a hand-over, for which it is not the
 cause.
 
-`bench_handovers.py [--minutes M] [--every S] [--rate HZ] [--kinds lopinfer rrto] [--side PIXELS]`.
+`bench_handovers.py [--minutes M] [--every S] [--restart S] [--rate HZ] [--kinds lopinfer rrto]
+[--side PIXELS]`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from tempfile import TemporaryDirectory
 
@@ -100,8 +102,9 @@ def remote(model, example):
 class Servers:
     """Two servers of one kind, as processes, each on a core of its own."""
 
-    def __init__(self, kind, environment, folder):
+    def __init__(self, kind, environment, folder, restart):
         self.kind, self.environment, self.folder = kind, environment, folder
+        self.restart, self._later = restart, None
         self.running = {name: self._started(name) for name in NAMES}
 
     def _started(self, name):
@@ -123,10 +126,17 @@ class Servers:
         self.running[name].send_signal(signal.SIGTERM)
         code = self.running[name].wait(60)
         took = time.monotonic() - began
-        self.running[name] = self._started(name)
+        self._later = threading.Timer(self.restart, self._again, (name,))
+        self._later.start()
         return {'at': began, 'server': name, 'end_s': round(took, 2), 'code': code}
 
+    def _again(self, name):
+        self.running[name] = self._started(name)
+
     def close(self):
+        if self._later is not None:
+            self._later.cancel()
+            self._later.join()
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
@@ -134,7 +144,7 @@ class Servers:
 
 
 def measured(kind, options, environment, folder):
-    servers = Servers(kind, environment, folder)
+    servers = Servers(kind, environment, folder, options.restart)
     command = [sys.executable, __file__, '--robot', kind, '--minutes', str(options.minutes),
                '--rate', str(options.rate), '--side', str(options.side)]
     if kind == 'rrto':
@@ -189,6 +199,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('--minutes', type=float, default=2.0)
     parser.add_argument('--every', type=float, default=30.0, help='s between hand-overs')
+    parser.add_argument('--restart', type=float, default=12.0,
+                        help='s until a server that ended is started again; later than SETTLED, '
+                        'its start takes no processor time while the robot changes servers')
     parser.add_argument('--rate', type=float, default=10.0)
     parser.add_argument('--side', type=int, default=224)
     parser.add_argument('--kinds', nargs='+', default=['lopinfer', 'rrto'])

@@ -13,7 +13,10 @@ from rrto_bridge.client.percall import PerCall
 from rrto_bridge.client.replaying import Replaying
 from rrto_bridge.execution.context import Context
 from rrto_bridge.protocol.errors import RrtoError
+from rrto_bridge.protocol.record import Call, Meta, Ref
 from rrto_bridge.protocol.tensors import pack
+
+META = Meta((5000,), (1,), 'float32')
 
 
 def held(**tensors):
@@ -72,16 +75,44 @@ def test_what_was_prepared_moves_with_few_bytes_and_one_wait(kind, tmp_path):
     here, there = engine(PerCall), engine(kind)
     there.port.performer.weights = Weights(1 << 20, tmp_path)
     handles = [here.upload(*pack(torch.rand(5000)), True) for _ in range(9)]
-    prepare(here.journal, there)
-    assert not there.port.performer.context.tensors
+    there.machine.follow(here.machine)
+    held = prepare(here.journal, there)
+    assert list(held) == handles == list(there.port.performer.context.tensors)
+    here.execute(Call('aten.zero_.default', (Ref(handles[3]),)), (META,), False)   # meanwhile
+    here.free(handles[:1])
+    here.synchronize()
     there.machine.follow(here.machine)
     before, sent, perform = there.machine.round_trips, [], there.port.performer.perform
     there.port.performer.perform = lambda message: sent.append(len(message)) or perform(message)
-    migrate(here.port.performer.context, there)
-    assert sum(sent) < 9 * 1000 and there.machine.round_trips - before <= 2
+    migrate(here.port.performer.context, there, held)
+    assert 20_000 < sum(sent) < 25_000 and there.machine.round_trips - before <= 3
     found = there.port.performer.context.tensors
-    assert list(found) == handles
-    assert all(torch.equal(found[h], here.port.performer.context.tensors[h]) for h in handles)
+    assert sorted(found) == handles[1:]
+    assert all(torch.equal(found[h], here.port.performer.context.tensors[h]) for h in found)
+    again = InProcess(ClientMachine('async'))
+    assert there.journal.rebuild(again) == ''
+    assert all(torch.equal(again.context().tensors[h], t) for h, t in found.items())
+
+
+def test_what_changes_here_leaves_the_journal_as_it_was():
+    lost = engine(PerCall)
+    weight, view = torch.rand(5000), torch.rand(5000)
+    handles = [lost.upload(*pack(t), True) for t in (weight, view)]
+    places = [InProcess(ClientMachine('async').follow(lost.machine)) for _ in range(2)]
+    for place in places:
+        assert lost.journal.rebuild(place) == ''
+        part = Call('aten.slice.Tensor', (Ref(handles[1]), 0, 0, 9))
+        here = PerCall(place)
+        part = here.execute(part, (META,), True).handles[0]
+        for handle in (handles[0], part):
+            here.execute(Call('aten.add_.Tensor', (Ref(handle), 1)), (META,), False)
+        here.synchronize()
+        assert not place.context().digests
+        assert torch.equal(place.context().tensors[handles[0]], weight + 1)
+        assert torch.equal(place.context().tensors[handles[1]][:10],
+                           torch.cat([view[:9] + 1, view[9:10]]))
+        assert [bytes(u.data) for u in lost.journal.uploads()] == [
+            t.numpy().tobytes() for t in (weight, view)]
 
 
 def test_what_can_not_be_carried_is_an_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from fleet_compute.weights import Weights
@@ -13,7 +14,7 @@ from ..execution.perform import Performer
 from ..protocol.errors import LinkError
 from ..protocol.tensors import ordinary
 from .machine import ClientMachine
-from .port import Port
+from .port import Port, Upload
 
 
 class InProcess(Port):
@@ -32,6 +33,19 @@ class InProcess(Port):
     def context(self) -> Context:
         """Return the context with all tensors."""
         return self.performer.context
+
+    def make(self, item: tuple[Any, ...]) -> None:
+        """Execute an item, without a message."""
+        with ordinary(), torch.inference_mode():
+            self.performer.make(item)
+
+    def place(self, upload: Upload, keep: Callable[[], None]) -> None:
+        """Use the memory of a weight as it is; see `Port.place`."""
+        context = self.performer.context
+        with ordinary(), torch.inference_mode():
+            context.upload(upload.handle, upload.meta, upload.data, True)
+        context.mark(upload.handle, upload.digest)
+        context.lend(upload.handle, keep)
 
     def transmit(self) -> None:
         """Execute the pending messages and keep the replies."""

@@ -7,15 +7,15 @@ dropped when nothing points to it any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ..protocol.errors import LinkError, OutOfMemory
 from ..protocol.operators import operator, overload
 from ..protocol.record import HTOD, Call, Meta
 from ..protocol.requests import FREE, SEED
-from .machine import ClientMachine, Ticket
-from .port import Port
+from .port import Port, Upload
 
 # Maximum length of a chain of calls on which a tensor's values depend. When a chain has this
 # length, the client fetches the values of the tensors whose chains are longer than half of it,
@@ -28,14 +28,26 @@ class _Node:
 
     `data`: the bytes, if the call is an upload. `inputs`: the calls that gave the arguments of this
     call their values. `depth`: length of the longest chain of calls that ends at this call.
-    `order`: number of the call in the order of recording.
+    `order`: number of the call in the order of recording. `digest`: SHA-256 of `data`, if known.
     """
 
-    __slots__ = ('call', 'data', 'depth', 'inputs', 'order')
+    __slots__ = ('call', 'data', 'depth', 'digest', 'inputs', 'order')
 
-    def __init__(self, order: int, call: Call, data: bytes, inputs: tuple[_Node, ...]) -> None:
+    def __init__(self, order: int, call: Call, data: bytearray, inputs: tuple[_Node, ...],
+                 digest: str = '') -> None:
         self.order, self.call, self.data, self.inputs = order, call, data, inputs
+        self.digest = digest
         self.depth: int = 1 + max((n.depth for n in inputs), default=0)
+
+    def upload(self) -> Upload:
+        """Return the upload that this call is."""
+        (handle,), (meta,) = self.call.results, self.call.metas
+        assert handle is not None and meta is not None
+        return Upload(meta, memoryview(self.data), self.digest, handle)
+
+    def keep(self) -> None:
+        """Copy the data, because a tensor that uses their memory is about to change."""
+        self.data = bytearray(self.data)
 
 
 class Journal:
@@ -51,8 +63,8 @@ class Journal:
         # looks at all tensors.
         self._deepest = self._next = 0
 
-    def made(self, call: Call, data: Any = None) -> None:
-        """Record a call; `data`: the bytes of an upload."""
+    def made(self, call: Call, data: Any = None, digest: str = '') -> None:
+        """Record a call; `data`: the bytes of an upload; `digest`: their SHA-256, if known."""
         written = _written(call)
         fresh = call.fresh()
         if not written and not fresh:
@@ -60,8 +72,9 @@ class Journal:
         touched = set().union(*(self._memory[h] for h in written if h in self._memory))
         needed = dict.fromkeys([*call.inputs(), *touched])
         self._order += 1
-        node = _Node(self._order, call, bytes(data) if data is not None else b'',
-                     tuple(dict.fromkeys(self._nodes[h] for h in needed if h in self._nodes)))
+        node = _Node(self._order, call, bytearray(data) if data is not None else bytearray(),
+                     tuple(dict.fromkeys(self._nodes[h] for h in needed if h in self._nodes)),
+                     digest)
         self._deepest = max(self._deepest, node.depth)
         for handle in (*touched, *fresh):
             self._nodes[handle] = node
@@ -104,7 +117,7 @@ class Journal:
         """Replace the calls on which a tensor's values depend by the values that were fetched."""
         self._order += 1
         self._nodes[handle] = _Node(self._order, Call(HTOD, results=(handle,), metas=(meta,)),
-                                    bytes(data), ())
+                                    bytearray(data), ())
 
     def rebuild(self, port: Port) -> str:
         """Compute all tensors of the program again, on the server of `port`, which has none yet.
@@ -112,29 +125,37 @@ class Journal:
         Return why there was not enough memory, or ''. Raises LinkError if the server is lost.
         """
         short = ''
-        for item in self._items(port.machine):
-            short = _wait(port, port.machine.request(item)) or short
+        for make in self._made_again(port):
+            short = _tried(make) or short
         return short
 
-    def _items(self, machine: ClientMachine) -> Iterator[tuple[Any, ...]]:
-        """Yield the items of messages that make all tensors, and that free those in between."""
+    def _made_again(self, port: Port) -> Iterator[Callable[[], None]]:
+        """Yield the functions that make all tensors, and that free those in between."""
         if self.seed is not None:
-            yield SEED, self.seed - (1 << 64) if self.seed >> 63 else self.seed
+            signed = self.seed - (1 << 64) if self.seed >> 63 else self.seed
+            yield partial(port.make, (SEED, signed))
         freed: list[int] = []
         for node in self._needed():
             call, fresh = node.call, node.call.fresh()
-            if call.op == HTOD:
-                yield HTOD, call.results[0], call.metas[0], node.data
+            if node.digest:
+                yield partial(port.place, node.upload(), node.keep)
+            elif call.op == HTOD:
+                yield partial(port.make,
+                              (HTOD, call.results[0], call.metas[0], memoryview(node.data)))
             else:
-                first = min(fresh, default=0) or machine.allocate(1)
-                yield call.op, call.arguments, call.keywords, first
+                first = min(fresh, default=0) or port.machine.allocate(1)
+                yield partial(port.make, (call.op, call.arguments, call.keywords, first))
             freed += [handle for handle in fresh if handle not in self._nodes]
-        yield FREE, tuple(freed)
+        yield partial(port.make, (FREE, tuple(freed)))
 
-    def uploads(self) -> list[tuple[Meta, bytes]]:
-        """Return the meta and the bytes of the uploads from which all tensors can be computed."""
-        return [(meta, node.data) for node in self._needed() if node.call.op == HTOD
-                for meta in node.call.metas if meta is not None]
+    def uploads(self) -> list[Upload]:
+        """Return the uploads from which all tensors can be computed.
+
+        The handle is that of the tensor if it still has these values, else 0.
+        """
+        found = [(node, node.upload()) for node in self._needed() if node.call.op == HTOD]
+        return [upload if self._nodes.get(upload.handle) is node else upload._replace(handle=0)
+                for node, upload in found]
 
     def _needed(self) -> list[_Node]:
         """Return the calls that make all tensors, in the order of recording."""
@@ -148,10 +169,10 @@ class Journal:
         return [node for _, node in sorted(found.items())]
 
 
-def _wait(port: Port, ticket: Ticket) -> str:
-    """Wait for a call that is made again; return why there was not enough memory, or ''."""
+def _tried(make: Callable[[], None]) -> str:
+    """Make tensors again; return why there was not enough memory, or ''."""
     try:
-        port.wait(ticket)
+        make()
     except LinkError:
         raise
     except OutOfMemory as error:

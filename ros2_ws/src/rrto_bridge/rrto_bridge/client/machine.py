@@ -117,13 +117,13 @@ class ClientMachine:
         self._next_handle += count
         return first
 
-    def upload(self, meta: Meta, data: Any) -> tuple[int, Ticket | None]:
-        """Copy bytes to the device.
+    def upload(self, meta: Meta, data: Any, handle: int = 0) -> tuple[int, Ticket | None]:
+        """Copy bytes to the device; ``handle``: that of the new tensor, 0 for the next one.
 
         Return the new tensor's handle, and a Ticket (None in mode `async`).
         """
         self.calls += 1
-        handle = self.allocate(1)
+        handle = handle or self.allocate(1)
         return handle, self._add((HTOD, handle, meta, data), self.mode != 'async', handle)
 
     def download(self, handle: int) -> Ticket:
@@ -210,12 +210,13 @@ class ClientMachine:
         """Request the result of `execution.context.Context.memory` for a tensor."""
         return self._wait((MEMORY, handle))
 
-    def find(self, digest: str, meta: Meta) -> tuple[int, Ticket]:
+    def find(self, digest: str, meta: Meta, handle: int = 0) -> tuple[int, Ticket]:
         """Request a new tensor whose bytes the server may already have.
 
-        `digest`: SHA-256 of the bytes. The reply says whether the server has them.
+        `digest`: SHA-256 of the bytes. ``handle``: as in `upload`. The reply says whether the
+        server has them.
         """
-        handle = self.allocate(1)
+        handle = handle or self.allocate(1)
         return handle, self._wait((FIND, handle, meta, digest), handle)
 
     def keep(self, handle: int, meta: Meta, data: Any, digest: str) -> Ticket:

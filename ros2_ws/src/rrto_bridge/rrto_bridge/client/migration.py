@@ -5,7 +5,8 @@ The tensors of another process come here first: `carried` there, `restored` here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,27 +14,36 @@ import torch
 from ..execution.context import Context
 from ..protocol.errors import RrtoError
 from ..protocol.record import Call, Meta, Ref
-from ..protocol.tensors import meta_of, pack, size_of, to_host, unpack
+from ..protocol.tensors import dense, meta_of, pack, size_of, to_host, unpack
 from ..protocol.wire import decode, encode
 from .journal import Journal
 from .percall import PerCall
+from .port import Upload
 
+NOTHING: Mapping[int, str] = MappingProxyType({})
 STRIDED = 'aten.as_strided.default'
 
 
-def migrate(context: Context, to: PerCall) -> None:
+def migrate(context: Context, to: PerCall, there: Mapping[int, str] = NOTHING) -> None:
     """Create the tensors of `context` on the server of the engine `to`.
 
-    This server must have no tensors of the program. Tensors that share memory also share it on the
-    server. A weight is sent only if the server has not kept it. Raises RrtoError, for example if
-    the server is lost or if tensors of different types share memory.
+    This server must have no other tensors of the program than ``there``, see `prepare`. Tensors
+    that share memory also share it on the server. A weight is sent only if the server has not kept
+    it. Raises RrtoError, for example if the server is lost or if tensors of different types share
+    memory.
     """
     with torch.inference_mode():
-        storages = _storages(context)
-        bases = to.weights(map(_whole, storages))
-        for base, sharing in zip(bases, storages, strict=True):
-            for handle, tensor in sharing:
-                to.repeat(_view(base, handle, meta_of(tensor)))
+        storages = [sharing for sharing in _storages(context) if len(sharing) > 1
+                    or not _is_there(context, sharing[0][0], there)]
+        moved = {handle for sharing in storages for handle, _ in sharing}
+        PerCall.free(to, [h for h in there if h in moved or h not in context.tensors])
+        made = to.weights(_upload(context, sharing) for sharing in storages)
+        bases = []
+        for base, sharing in zip(made, storages, strict=True):
+            if base != sharing[0][0]:
+                bases.append(base)
+                for handle, tensor in sharing:
+                    to.repeat(_view(base, handle, meta_of(tensor)))
     # The method of the base class PerCall: if `to` is a Replaying, its own would record the call.
     PerCall.free(to, bases)
     if _has_drawn(context):
@@ -41,12 +51,26 @@ def migrate(context: Context, to: PerCall) -> None:
     to.synchronize()
 
 
-def prepare(journal: Journal, to: PerCall) -> None:
-    """Send what the tensors of `journal` were made from, so that `migrate` finds it kept there."""
-    for meta, data in journal.uploads():
-        if len(data) == size_of(meta):      # not an encoded input, which `migrate` sends as it is
-            PerCall.free(to, to.weights([(meta, data)]))
+def prepare(journal: Journal, to: PerCall) -> dict[int, str]:
+    """Send what the tensors of `journal` were made from, so that the server keeps it.
+
+    Return the tensors that are there now, as handles and digests of their bytes.
+    """
+    there = {}
+    for upload in journal.uploads():
+        # not an encoded input, which `migrate` sends as it is
+        if len(upload.data) == size_of(upload.meta):
+            handle, = to.weights([upload])
+            if upload.digest and upload.handle:
+                there[handle] = upload.digest
+            else:
+                PerCall.free(to, [handle])
     to.synchronize()
+    return there
+
+
+def _is_there(context: Context, handle: int, there: Mapping[int, str]) -> bool:
+    return handle in there and context.digests.get(handle) == there[handle]
 
 
 def carried(context: Context) -> Iterator[bytes]:
@@ -96,6 +120,15 @@ def _storages(context: Context) -> list[list[tuple[int, torch.Tensor]]]:
         place = tensor.untyped_storage().data_ptr() or -handle
         storages.setdefault(place, []).append((handle, tensor))
     return list(storages.values())
+
+
+def _upload(context: Context, sharing: list[tuple[int, torch.Tensor]]) -> Upload:
+    """Return the upload of a memory: that of its tensor, if it has only one that fills it."""
+    handle, tensor = sharing[0]
+    if len(sharing) > 1 or tensor.nbytes != tensor.untyped_storage().nbytes() \
+            or not dense(tensor.shape, tensor.stride()) or tensor.is_conj() or tensor.is_neg():
+        return Upload(*_whole(sharing))
+    return Upload(*pack(to_host(tensor)), context.digests.get(handle, ''), handle)
 
 
 def _whole(sharing: list[tuple[int, torch.Tensor]]) -> tuple[Meta, Any]:

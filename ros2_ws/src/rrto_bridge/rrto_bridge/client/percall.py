@@ -14,7 +14,7 @@ from ..protocol.requests import FORMS, RANDOM
 from ..protocol.sequence import Step
 from .journal import Journal
 from .machine import Awaited, Ticket
-from .port import Port
+from .port import Port, Upload
 from .replay import ReplayClient
 
 # a weight with fewer bytes is sent without asking whether the server has kept it
@@ -100,31 +100,32 @@ class PerCall:
         If `weight` is True, send the bytes only if the server has not kept them from an earlier
         upload. Fewer than `WEIGHT_BYTES` bytes are always sent.
         """
-        return self._uploads([(meta, data)], weight)[0]
+        return self._uploads([Upload(meta, data)], weight)[0]
 
-    def weights(self, uploads: Iterable[tuple[Meta, Any]]) -> list[int]:
+    def weights(self, uploads: Iterable[Upload]) -> list[int]:
         """Copy weights to the device as `upload` does, with one round trip for all that are kept.
 
         They do not count as calls of the program.
         """
         return self._uploads(uploads, True)
 
-    def _uploads(self, uploads: Iterable[tuple[Meta, Any]], weight: bool) -> list[int]:
-        asked = [(meta, data, *self._asked(meta, data, weight)) for meta, data in uploads]
+    def _uploads(self, uploads: Iterable[Upload], weight: bool) -> list[int]:
+        asked = [(upload.meta, upload.data, *self._asked(upload, weight)) for upload in uploads]
         for meta, data, digest, handle, ticket in asked:
             if not self.settle(ticket) and digest:
                 self.settle(self.machine.keep(
                     handle, meta, self.port.encoded(meta, memoryview(data)), digest))
             if self.journal is not None:
-                self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data)
+                self.journal.made(Call(HTOD, results=(handle,), metas=(meta,)), data, digest)
         return [handle for *_, handle, _ in asked]
 
-    def _asked(self, meta: Meta, data: Any, weight: bool) -> tuple[str, int, Ticket | None]:
+    def _asked(self, upload: Upload, weight: bool) -> tuple[str, int, Ticket | None]:
         """Upload bytes, or ask whether the server has kept them; return also their digest then."""
+        meta, data, digest, handle = upload
         if not weight or len(data) < WEIGHT_BYTES:
-            return ('', *self.machine.upload(meta, data))
-        digest = hashlib.sha256(data).hexdigest()
-        return (digest, *self.machine.find(digest, meta))
+            return ('', *self.machine.upload(meta, data, handle))
+        digest = digest or hashlib.sha256(data).hexdigest()
+        return (digest, *self.machine.find(digest, meta, handle))
 
     def download(self, handle: int, meta: Meta | None = None) -> tuple[Meta, Any]:
         """Copy a tensor to the host; `meta`: the meta of the tensor, if known."""

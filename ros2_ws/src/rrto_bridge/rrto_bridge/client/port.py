@@ -8,16 +8,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..protocol.record import Meta
+from ..protocol.record import HTOD, Meta
 from .machine import Awaited, ClientMachine, Ticket
+
+
+class Upload(NamedTuple):
+    """Bytes for the device. ``digest``: their SHA-256, if known; ``handle``: 0 for the next one."""
+
+    meta: Meta
+    data: Any
+    digest: str = ''
+    handle: int = 0
 
 
 class Port(ABC):
     """Carries messages between `machine` and its server. Only one thread at a time may call it."""
 
     idle = False  # whether a thread waits at a point where a signal handler may raise an exception
+    # Called after the loss, again and again until it returns True; by no thread of the program.
+    on_lost: Callable[[], bool] | None = None
     ending = False  # whether the program ends, so that no other server is needed
 
     def __init__(self, machine: ClientMachine) -> None:
@@ -35,6 +46,14 @@ class Port(ABC):
             raise
         return machine.result(ticket)
 
+    def make(self, item: tuple[Any, ...]) -> None:
+        """Execute an item of `protocol.requests`; raise its error."""
+        self.wait(self.machine.request(item))
+
+    def place(self, upload: Upload, keep: Callable[[], None]) -> None:
+        """Make a weight again; call ``keep`` before the bytes of ``upload`` change."""
+        self.make((HTOD, upload.handle, upload.meta, upload.data))
+
     def encoded(self, meta: Meta, data: memoryview) -> Any:
         """Return the bytes of a tensor as they are best sent; `Context.received` takes either."""
         return data
@@ -50,6 +69,10 @@ class Port(ABC):
     @abstractmethod
     def receive(self) -> bytes:
         """Return the server's next message; raise LinkError if the server is lost."""
+
+    def why(self) -> str:
+        """Return the reason of the loss."""
+        return ''
 
     @abstractmethod
     def watch(self, back: Callable[[], bool]) -> None:

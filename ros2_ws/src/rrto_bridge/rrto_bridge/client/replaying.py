@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from ..protocol.actions import Action, Define, Free, More, Notice, Start, Switch
+from ..protocol.actions import (
+    Abandon,
+    Action,
+    Define,
+    Forget,
+    Free,
+    More,
+    Notice,
+    Start,
+    Switch,
+)
 from ..protocol.errors import raise_named
 from ..protocol.record import DTOH, HTOD, SEEDING, Call, Meta, Ref
-from ..protocol.sequence import Sequence
+from ..protocol.sequence import Persistent, Sequence
+from ..protocol.tensors import dense, size_of
 from ..search.search import Search
 from .infer import infer
 from .journal import Journal
@@ -18,6 +30,7 @@ from .percall import PerCall, Result
 from .port import Port
 from .replay import Decision, ReplayClient
 
+REHEARSED = 4 << 20     # most bytes of zeros that one rehearsal takes
 NUMBER = Meta((), (), 'int64')   # meta of the tensor that holds a seed
 
 
@@ -161,13 +174,48 @@ class Replaying(PerCall):
             self.journal.freed(handle)
         self._dropped.clear()
 
-    def inherit(self, lost: PerCall) -> None:
-        """Find out which sequences of a lost server have only operators that this server has."""
-        if isinstance(lost, Replaying):
-            former = [(sequence, {step.op for step in sequence.steps} - {HTOD, DTOH, SEEDING})
-                      for sequence in lost.replay.former]
-            has = self.has(set().union(*(ops for _, ops in former)))
-            self._inherited = [sequence for sequence, ops in former if ops <= has]
+    def inherit(self, lost: Replaying, there: Collection[int]) -> None:
+        """Find out which sequences of a lost server have only operators that this server has.
+
+        Run them once, so that the program's first inference here takes no longer than the later
+        ones. ``there``: handles of the program's tensors that this server has.
+        """
+        former = [(sequence, {step.op for step in sequence.steps} - {HTOD, DTOH, SEEDING})
+                  for sequence in lost.replay.former]
+        has = self.has(set().union(*(ops for _, ops in former)))
+        self._inherited = [sequence for sequence, ops in former if ops <= has]
+        for sequence in self._inherited:
+            self._rehearse(sequence, lost, there)
+
+    def _rehearse(self, sequence: Sequence, lost: Replaying, there: Collection[int]) -> None:
+        """Run a sequence with zeros for what is not there, and undo the run.
+
+        Do nothing if this would take much memory, or tensors that the sequence does not describe.
+        """
+        older = {role.handle for step in sequence.steps for role in step.roles()
+                 if isinstance(role, Persistent)}.difference(there)
+        metas = {handle: lost._metas[handle] for handle in older & lost._metas.keys()}
+        inputs = [meta for step in sequence.steps if step.op == HTOD for meta in step.metas if meta]
+        if sequence.bound or len(metas) < len(older) or not all(map(_is_plain, metas.values())) \
+                or sum(map(size_of, [*metas.values(), *inputs])) > REHEARSED:
+            return
+        machine = self.machine
+        for handle, meta in metas.items():
+            machine.upload(meta, bytes(size_of(meta)), handle)
+        sequence.number = 0     # until `adopt`; other runs have higher numbers than 0, too
+        base = machine.allocate(sequence.slots)
+        zeros = tuple([self.port.encoded(m, memoryview(bytes(size_of(m)))) for m in inputs])
+        for action in Define(sequence), Start(0, 0, base, zeros, ()):
+            machine.ask(action)
+        machine.flush()
+        for index in range(sum(step.wanted for step in sequence.steps)):
+            value = self.settle(machine.await_value(0, index))
+            if value.error or value.metas:      # the server waits for `Abandon`
+                break
+        for end in Abandon(0, 0, (), True), Forget(0):
+            machine.ask(end)
+        machine.free(tuple(older))
+        self.settle(machine.synchronize())
 
     def adopt(self, metas: dict[int, Meta]) -> None:
         """Go on with the sequences of a lost server, see `inherit`.
@@ -245,3 +293,7 @@ class Replaying(PerCall):
             self.machine.flush()
         if actions:
             self.port.post()
+
+
+def _is_plain(meta: Meta) -> bool:
+    return not meta.offset and dense(meta.shape, meta.stride)

@@ -70,6 +70,7 @@ ASKED = 6
 GRACE = 0.5
 PATIENT = 2.0  # seconds of waiting for the server after which a line says so
 LOOK = 0.25           # seconds between searches for a server, after the server was lost
+HERE = 0.002    # seconds between attempts to go on without the server, between calls of the program
 AGAIN = 2.0     # seconds until the next attempt, after a server that was found did not take over
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
@@ -334,7 +335,7 @@ class Link(Port):
             if self.lost:
                 self._end_daemon()
                 self._let_signals_come()
-                raise LinkError(self._why())
+                raise LinkError(self.why())
             self.idle = True
             try:
                 self._arrived.get(timeout=self.lease / 4)
@@ -383,17 +384,25 @@ class Link(Port):
         """
         rest = 0.0      # time before which there is no other attempt
 
-        def look() -> None:
+        def look() -> bool:
             nonlocal rest
             if time.monotonic() < rest:
-                return
+                return False
             names = servers(self.node)
-            if self._wanted in names if self._wanted else names:
-                if back():
-                    timer.cancel()
+            found = (self._wanted in names if self._wanted else bool(names)) and back()
+            if names and not found:
                 rest = time.monotonic() + AGAIN
+            return found
 
-        timer = self.node.create_timer(LOOK, look)
+        self._repeat(LOOK, look)
+
+    def _repeat(self, seconds: float, call: Callable[[], bool]) -> None:
+        """Let the node's thread call this until it returns True."""
+        def again() -> None:
+            if call():
+                timer.cancel()
+
+        timer = self.node.create_timer(seconds, self._ending_waits(again))
 
     def encoded(self, meta: Meta, data: memoryview) -> Any:
         """Encode a tensor for this link."""
@@ -494,7 +503,7 @@ class Link(Port):
         if silent > self.lease:
             self._fail(f'nothing was heard of it for {silent:.1f} s')
 
-    def _why(self) -> str:
+    def why(self) -> str:
         """Return the error text for a link that has ended."""
         stood = max(self._stood, time.monotonic() - self._looked)
         if self.lost not in (ENDS, self._told) and stood > self.lease:
@@ -517,8 +526,10 @@ class Link(Port):
         self._status.publish(message)
 
     def _fail(self, reason: str) -> None:
-        self.lost = self.lost or reason
+        first, self.lost = not self.lost, self.lost or reason
         self._arrived.put(None)
+        if first and self.on_lost is not None and not self.ending:
+            self._repeat(HERE, self.on_lost)
 
     def _ending_waits(self, callback: Callable[..., None]) -> Callable[..., None]:
         """Wrap a callback of the node: if it raises an error, the link and all waits end."""

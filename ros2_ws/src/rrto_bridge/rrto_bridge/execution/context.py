@@ -70,6 +70,8 @@ class Context:
         # and the handles of these tensors, by their storage.
         self.digests: dict[int, str] = {}
         self._digested: dict[int, list[int]] = {}
+        # what to call before the first change of a storage that is also used elsewhere
+        self._lent: dict[int, Callable[[], object]] = {}
         self._shelved: dict[int, tuple[Meta, Any]] = {}     # tensors in host memory, see `shelve`
         # operators that this client's PyTorch has in another form
         self.altered: set[str] = set()
@@ -86,6 +88,7 @@ class Context:
         self._storage_of.clear()
         self.digests.clear()
         self._digested.clear()
+        self._lent.clear()
         self._shelved.clear()
         self.used = 0
 
@@ -144,6 +147,7 @@ class Context:
             self.used -= entry[1]
             del self._storages[storage]
             self._digested.pop(storage, None)
+            self._lent.pop(storage, None)
 
     def tensor(self, handle: int) -> torch.Tensor:
         """Return the tensor of a handle; raises Missing."""
@@ -163,9 +167,16 @@ class Context:
         self._digested.setdefault(self._storage_of[handle], []).append(handle)
 
     def note_write(self, tensor: torch.Tensor) -> None:
-        """Forget the digests of all tensors that share memory with one that is changed."""
-        for handle in self._digested.pop(_storage(tensor), ()):
+        """Forget the digests of all tensors that share memory with one that will be changed."""
+        storage = _storage(tensor)
+        for handle in self._digested.pop(storage, ()):
             self.digests.pop(handle, None)
+        if storage in self._lent:
+            self._lent.pop(storage)()
+
+    def lend(self, handle: int, keep: Callable[[], object]) -> None:
+        """Call ``keep`` before the memory of a tensor changes for the first time."""
+        self._lent[self._storage_of[handle]] = keep
 
     def shelve(self, handle: int, meta: Meta, data: Any) -> None:
         """Free the memory of a tensor that has a digest, until it is used; `data` are its bytes.

@@ -91,11 +91,13 @@ class Performer:
 
     def _fail(self, item: Any, error: Exception) -> None:
         """Record that an item has failed; the next reply reports the first error."""
-        said = described(error)
-        self._failure = self._failure or said
+        self._failure = self._failure or described(error)
+        self._note_failed(item, error)
+
+    def _note_failed(self, item: Any, error: Exception) -> None:
         if type(item) is tuple and item:   # `place`: position of the first new handle in the item
             place = 1 if item[0] in (HTOD, KEEP, FIND) else 3 if item[0] not in _ITEMS else 1 << 30
-            self.context.failed(item[place] if place < len(item) else None, *said)
+            self.context.failed(item[place] if place < len(item) else None, *described(error))
 
     def _value(self, value: Value) -> bytes:
         """Encode a value of a run. Add the error of an earlier item if no reply has reported it."""
@@ -119,6 +121,14 @@ class Performer:
                 raise RemoteError(f'{item[0]}: {error}') from error
         if failed is not None:
             self._failure = self._failure or described(failed)
+
+    def make(self, item: tuple[Any, ...]) -> None:
+        """Execute one item, and raise its error at once."""
+        try:
+            self.item(item)
+        except Exception as error:
+            self._note_failed(item, error)
+            raise
 
     def item(self, item: Any) -> Any:
         """Execute one item of a message and return its result."""

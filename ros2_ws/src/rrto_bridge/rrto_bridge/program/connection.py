@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Connection:
         self._local = local or Here()
         self._lost: PerCall | None = None       # the engine of the lost server
         self._next: PerCall | None = None       # the engine of a server that answers after the loss
+        self._there: dict[int, str] = {}        # the tensors that this server has, see `prepare`
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
@@ -138,6 +139,21 @@ class Connection:
         self._use(engine)
         if engine.journal is not None:
             self._local.prepare()
+            engine.port.on_lost = partial(self._leave, engine)
+
+    def _leave(self, lost: PerCall) -> bool:
+        """Continue on this machine between two calls of the program, which then need not wait.
+
+        Return False while the program uses the device: it notices the loss itself.
+        """
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if self.__dict__.get('engine') is lost and not lost.port.ending:
+                self._go_local(LinkError(lost.port.why()))
+        finally:
+            self.lock.release()
+        return True
 
     def _use(self, engine: PerCall) -> None:
         self.engine = engine
@@ -152,6 +168,7 @@ class Connection:
         """
         lost = self._lost
         assert lost is not None and lost.journal is not None
+        self._there = {}
         try:
             found = self._connect()
         except RrtoError:
@@ -160,9 +177,11 @@ class Connection:
             found.settle(found.machine.synchronize())
             if lost.port.ending:
                 raise LinkError('the program ends')
-            if isinstance(found, Replaying):
-                found.inherit(lost)
-            prepare(lost.journal, found)
+            # no handle of the program means something else there, also not for a moment
+            found.machine.follow(self.engine.machine)
+            self._there = prepare(lost.journal, found)
+            if isinstance(found, Replaying) and isinstance(lost, Replaying):
+                found.inherit(lost, self._there)
         except OutOfMemory:
             pass                # `resume` says so
         except RrtoError:
@@ -191,7 +210,7 @@ class Connection:
         try:
             context = self._tensors()
             found.machine.follow(self.engine.machine)
-            migrate(context, found)
+            migrate(context, found, self._there)
             if isinstance(found, Replaying):
                 found.adopt({h: meta_of(t) for h, t in context.tensors.items()})
         except RrtoError as error:
