@@ -96,7 +96,9 @@ def test_a_manager_brings_a_fleet_up_and_others_train_on_without_who_is_paused(t
         # Deactivate the server, too, and clean it up. It resumes from the checkpoint that it has
         # written.
         former, reached = fleet.status.incarnation, fleet.iteration('robot2')
-        assert driver.change(SERVER, 'deactivate', 'cleanup', 'configure', 'activate')
+        assert driver.change(SERVER, 'deactivate', 'cleanup')
+        assert read_summary(fleet.out).notes['reason'] == 'cleaned up'
+        assert driver.change(SERVER, 'configure', 'activate')
         fleet.until(lambda: fleet.status.incarnation != former, 'the server is another')
         fleet.until(lambda: fleet.iteration('robot2') > reached + 5, 'robot2 trains on')
         assert 'going on from' in fleet.log('server')

@@ -26,7 +26,9 @@ from fleet_env.records.summary import Accuracy, RobotSummary, Summary, read_summ
 
 EVENTS_OF_A_RUN = [
     Start(0.0, '', 'a:B', 'rsp:4', 3, 'indoor', ['robot1']),
-    Iteration(1.5, 'robot1', 1, 2.3, 1.0, .4, .1, rows_pushed=300, bandwidth=12.5, link_rate=20.0),
+    # no NaN, since from Python 3.13 on an event that holds one does not equal itself
+    Iteration(1.5, 'robot1', 1, 2.3, 1.0, .4, .1, rows_pushed=300, bandwidth=12.5, link_rate=20.0,
+              energy_j=4.5),
     Evaluation(1.6, 'robot1', 1, .5),
     Status(1.7, 'robot1', 'waiting', 4.04, 20.0, 'robot2'),
     Fault(2.0, '', 'peer_lost', 'robot2 is silent for 3 s'),

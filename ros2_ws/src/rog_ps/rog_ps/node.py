@@ -207,6 +207,8 @@ class ParameterServerNode(ManagedNode):
 
     def cleanup(self) -> None:
         """Write the last checkpoint and the records; robots will register with the next server."""
+        if not self.machine.stopping:
+            self.reason = 'cleaned up'
         self._write_outcome()
         self._had_run = self.out is not None
 
@@ -329,7 +331,7 @@ class ParameterServerNode(ManagedNode):
         if self.peers[robot].is_recorded(message, member):
             self.run.record(lambda recorder: recorder.status(self.elapsed, message))
         self._reports.remember(message)
-        self.run.on_status(robot, message.state == PAUSED)
+        self.run.on_status(robot, message.state)
         if message.state in (PAUSED, STOPPED):
             self.act(self.machine.on_leave(robot, member.incarnation, time.monotonic()))
             return

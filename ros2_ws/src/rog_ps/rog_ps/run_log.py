@@ -17,7 +17,7 @@ from fleet_env.records import events
 from fleet_env.records.run_recorder import Recorder
 from rog_core.errors import ConfigError, shown
 from rog_core.model.partition import RowPartition
-from rog_core.protocol.states import AWAY
+from rog_core.protocol.states import AWAY, PAUSED, STOPPED
 from rog_core.server.aggregation import ServerState
 from rog_core.server.server import Server
 
@@ -147,13 +147,14 @@ class RunLog:
             self.fault(robot, 'rejoined', f'at iteration {iteration}')
         return begins
 
-    def on_status(self, robot: str, paused: bool) -> None:
-        """Note whether the status of a robot says that it is paused."""
-        if paused == (robot in self.paused):
+    def on_status(self, robot: str, state: str) -> None:
+        """Note whether a robot, whose status has this ``state``, pauses, returns or leaves."""
+        if (state == PAUSED) == (robot in self.paused):
             return
-        (self.paused.add if paused else self.paused.discard)(robot)
-        self.log.info(f'{robot} has paused; the others go on' if paused else
-                       f'{robot} is back from its pause')
+        (self.paused.add if state == PAUSED else self.paused.discard)(robot)
+        if state != STOPPED:
+            self.log.info(f'{robot} has paused; the others go on' if state == PAUSED else
+                          f'{robot} is back from its pause')
 
     def report_away(self) -> None:
         """Report the robots that have become away since the last call."""

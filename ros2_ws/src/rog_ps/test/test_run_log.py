@@ -111,11 +111,14 @@ def test_who_goes_away_and_comes_back_is_recorded_once(tmp_path):
     assert read_summary(tmp_path).notes['faults'] == {'peer_lost': 1, 'rejoined': 1}
 
 
-def test_a_pause_of_a_robot_is_logged_when_it_begins_and_when_it_ends():
+@pytest.mark.parametrize(('then', 'said'), [('computing', ['robot1 is back from its pause']),
+                                            ('stopped', [])])
+def test_a_pause_of_a_robot_is_logged_when_it_begins_and_when_it_ends(then, said):
     one = Run()
-    for paused in (False, True, True, False):
-        one.run.on_status('robot1', paused)
-    assert one.log.said == ['robot1 has paused; the others go on', 'robot1 is back from its pause']
+    for state in ('computing', 'paused', 'paused', then):
+        one.run.on_status('robot1', state)
+    assert one.log.said == ['robot1 has paused; the others go on', *said]
+    assert not one.run.paused
 
 
 def test_what_is_not_saved_is_told_until_it_is_saved_again(tmp_path):
@@ -181,7 +184,7 @@ def test_a_launcher_that_ends_the_server_leaves_the_evaluation_a_moment():
 def test_the_end_waits_for_the_last_status_of_each_robot_that_is_there(tmp_path):
     one = Run(tmp_path, members={'robot1': 'training', 'robot2': 'away', 'robot3': 'stopped'}
               ).begin()
-    one.run.on_status('robot3', True)
+    one.run.on_status('robot3', 'paused')
     one.run.begin_end()
     assert one.log.said[-1] == 'waiting until the final model is evaluated by robot1'
     assert not one.over()
