@@ -45,8 +45,8 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
     arguments = [
         DeclareLaunchArgument('fleet', default_value=default_fleet,
                               description='built-in fleet (indoor, outdoor, non_iid, '
-                                          'heterogeneous, two_speeds, crimp) or the path of a '
-                                          'fleet file'),
+                                          'heterogeneous, two_speeds, two_level, crimp) or the '
+                                          'path of a fleet file'),
         DeclareLaunchArgument('out', default_value='', description='directory for run.jsonl, '
                               'summary.json and the checkpoint; empty for runs/<fleet>-<time>'),
         ONLY, ENCLAVE,

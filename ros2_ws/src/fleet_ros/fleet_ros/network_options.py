@@ -91,6 +91,13 @@ def chosen_network(options: argparse.Namespace, usual: ReachConfig | None = None
                      '--')
 
 
+def join_as_server(options: argparse.Namespace, name: str) -> None:
+    """Call `join_network`, and say on stderr that the server ``name`` starts, which takes long."""
+    join_network(options)
+    print(f'{name} starts: some 5 s, to load PyTorch; then it says where it serves',
+          file=sys.stderr, flush=True)
+
+
 def join_network(options: argparse.Namespace, quiet: bool = False) -> ReachConfig:
     """Make this process and its child processes use the network that the options give.
 

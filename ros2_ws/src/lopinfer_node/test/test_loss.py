@@ -1,4 +1,5 @@
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -183,6 +184,27 @@ def test_the_number_of_workers_does_not_change_a_table():
     one, two = (plan_table(graph, costs, (0, 5e6, 1e7, 2e7), evaluations=300, workers=k)
                 for k in (1, 3))
     assert list(one) == list(two)
+
+
+def test_an_interruption_does_not_wait_for_what_still_compiles(monkeypatch):
+    begun, may_end, ended = (threading.Event() for _ in range(3))
+
+    def search(graph, costs, link, *options):
+        if link.up == 1e6:
+            begun.wait()
+            raise KeyboardInterrupt
+        begun.set()
+        may_end.wait()
+        ended.set()
+        raise RuntimeError
+
+    monkeypatch.setattr('lopinfer_node.planning.table.Search', search)
+    graph, costs, _ = slow_link()
+    with pytest.raises(KeyboardInterrupt):
+        plan_table(graph, costs, (1e6, 2e6), workers=2)
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(60)
 
 
 def test_a_bin_is_the_greatest_bandwidth_that_is_reached(table):

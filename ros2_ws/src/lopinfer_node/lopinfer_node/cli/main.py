@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'lopinfer: {os_error_text(error)}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if arguments is None:   # Python would wait for threads that compile or search for plans
+            from fleet_ros.ending import leave
+            leave(130)
         return 130
 
 

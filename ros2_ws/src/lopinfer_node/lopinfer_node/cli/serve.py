@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_ros.network_options import add_server_options, join_network, server_arguments
+from fleet_ros.network_options import add_server_options, join_as_server, server_arguments
 
 from ..nodes import server_main
 
@@ -33,7 +33,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    join_network(options)
+    join_as_server(options, "LOPInfer's server")
     return server_main(server_arguments(
         options, {'models': options.models, 'weights': options.weights, 'follow': options.follow},
         options.name))

@@ -143,7 +143,8 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
     workers = workers or len(os.sched_getaffinity(0))
     half = (evaluations or max(LEAST, EFFORT // len(graph))) // 2
     bins = range(len(bandwidths))
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
 
         def start(k: int) -> Search:
             found = Search(graph, costs, Link(bandwidths[k], bandwidths[k], latency, message),
@@ -165,3 +166,6 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
         different = list(dict.fromkeys(plans))
         chosen = pool.map(lambda k: min((plans[k], *different), key=searches[k].score), bins)
         return PlanTable(graph, bandwidths, latency, list(chosen))
+    finally:
+        # Do not wait: after an error or Ctrl+C, threads may compile the kernels for a minute.
+        pool.shutdown(wait=False, cancel_futures=True)

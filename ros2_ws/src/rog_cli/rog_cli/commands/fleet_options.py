@@ -15,8 +15,8 @@ from rog_bringup import FLEETS
 
 from .option_types import place
 
-FLEET = 'a built-in fleet (indoor, outdoor, non_iid, heterogeneous, two_speeds, crimp) or the ' \
-        'path of a fleet file'
+FLEET = 'a built-in fleet (indoor, outdoor, non_iid, heterogeneous, two_speeds, two_level, ' \
+        'crimp) or the path of a fleet file'
 
 
 def add_fleet_options(parser: argparse.ArgumentParser, virtual: bool = True) -> None:

@@ -107,15 +107,17 @@ def _choose(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     """Offer the versions in the folder of a run, and each new one that appears there."""
+    store = _store(options.directory)
+    namespace = f'{join_network(options).namespace}/{SERVER}'
+    print('some 5 s, to load PyTorch and to see whether another server offers a model here',
+          file=sys.stderr, flush=True)
     from fleet_link.key import read_key
     from fleet_models.errors import FollowError
     from fleet_models.standing import Standing
     from fleet_ros.ending import Interruption
     from fleet_ros.exposure import key_file
 
-    store = _store(options.directory)
     path = key_file(options.key)
-    namespace = f'{join_network(options).namespace}/{SERVER}'
     interruption = Interruption()
     try:
         with interruption.raised(), Standing(namespace, store, read_key(path) if path else None,

@@ -14,7 +14,7 @@ from fleet_env.settings.fleet import ROBOT, ReachConfig
 from fleet_ros.network_options import (
     add_server_options,
     chosen_network,
-    join_network,
+    join_as_server,
     ros_arguments,
     server_arguments,
 )
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
         return _in_cluster(options)
     if options.replicas:
         raise SettingError('--replicas needs --ray: without it there is one server')
-    join_network(options)
+    join_as_server(options, 'the server of LOPInfer and RRTO')
     from fleet_ros.serving import serve
     from lopinfer_node.nodes import SERVER as LOPINFER
     from rrto_bridge.server.main import SERVER as RRTO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet_ros.network_options import add_server_options, join_network, server_arguments
+from fleet_ros.network_options import add_server_options, join_as_server, server_arguments
 
 
 def add_parser(verbs: Any) -> None:
@@ -23,7 +23,7 @@ def add_parser(verbs: Any) -> None:
 
 def call(options: Any) -> int:
     """Run the verb."""
-    join_network(options)
+    join_as_server(options, "RRTO's server")
     from ..server.main import server_main
     return server_main(['rrto_server', *server_arguments(
         options, {name: getattr(options, name) for name in (
