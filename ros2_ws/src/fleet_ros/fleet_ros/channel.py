@@ -7,7 +7,7 @@ numbered and repeated by `fleet_link.link`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_link.errors import SealError
 from fleet_link.seal import Seal
+from fleet_link.session import End, Packet
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from rclpy.subscription import Subscription
@@ -127,17 +128,24 @@ class Channel:
         leave = partial(self._leave, value, self._seals)
         self.link.send(self._topics.payload(value), leave, now, lossy)
 
+    def transmit(self, packets: Sequence[Packet], now: float) -> None:
+        """Send the packets of a session, and publish what has left the emulated link.
+
+        The end of a session goes around that: the process ends soon.
+        """
+        for packet in packets:
+            if isinstance(packet, End):
+                self._leave(packet, self._seals)
+            else:
+                self.send(packet, now, lossy=True)
+        self.flush()
+
     @property
     def is_full(self) -> bool:
         """Return whether nothing could share a message with what is ready: `flush` it at once."""
         bundling = self._topics.bundling
         return bundling is None or len(self._ready) >= bundling.most or bool(
             self._ready) and bundling.size(self._ready[-1][1]) > bundling.nbytes
-
-    def say(self, value: Any) -> None:
-        """Send a value now, around the emulated link: the process ends soon."""
-        self._leave(value, self._seals)
-        self.flush()
 
     @property
     def is_heard(self) -> bool:

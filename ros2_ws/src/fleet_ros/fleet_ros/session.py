@@ -1,22 +1,19 @@
-"""A session between a server and a robot: a stream of messages over a channel."""
+"""A session between a server and a robot, over a channel."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from fleet_env.emulated.shaped import ShapedLink
+from fleet_link import session
 from fleet_link.errors import PeerError
 from fleet_link.seal import Seal
-from fleet_link.stream import Ack, Frame, Stream
-from fleet_msgs import msg
 from rclpy.node import Node
 
-from .channel import Channel, Topics
-from .frames import ack_of, ack_to_ros, frame_of, frame_to_ros
-from .qos import STREAM
+from .channel import Channel
+from .frames import packet_of, topics
 
 LEASE = 20.0      # seconds of silence after which a session ends
 ENDS = 'it ends'
@@ -55,99 +52,70 @@ class Session:
     def __init__(self, node: Node, base: str, incarnation: int, is_server: bool,
                  take: Callable[[bytes], None], woken: Callable[[], None], most: int,
                  link: ShapedLink | None = None, keyed: bool = False) -> None:
-        self.incarnation, self.ended = incarnation, ''   # `ended`: why it is over; '' if it is not
+        self.incarnation = incarnation
         self._take, self._woken = take, woken
-        self.begin()
-        self._stream = Stream(most)
-        ours, theirs = ('down', 'up') if is_server else ('up', 'down')
-        acks = msg.FrameAck, f'{theirs}_ack'
-        topics = Topics({Frame: (msg.Frame, ours), Ack: acks, str: acks},
-                        {msg.Frame: theirs, msg.FrameAck: f'{ours}_ack'},
-                        partial(_to_ros, incarnation), _payload, STREAM)
-        self._channel = Channel(node, topics, base, self._on_message, lambda error: None, link,
-                                keyed)
+        self._session = session.Session(most, LEASE, not is_server, time.monotonic())
+        self._channel = Channel(node, topics(is_server, incarnation), base, self._on_message,
+                                lambda error: None, link, keyed)
         if isinstance(link, Borrowed):
             link.left = self._channel.flush
         self._channel.listen()
 
     def begin(self) -> None:
         """Count the silence of the peer from now on."""
-        self._heard = time.monotonic()
-        self._ping_at = self._heard + LEASE / 4
+        self._session.begin(time.monotonic())
 
     def keep(self, sends: Seal, takes: Seal) -> None:
         """Seal what is sent, and take only what the peer has sealed, from now on."""
         self._channel.keep(sends, takes, self.incarnation)
 
     @property
+    def ended(self) -> str:
+        """Why the session is over; '' if it is not."""
+        ended = self._session.ended
+        return ended if self._session.ours or not ended else f'the other side has ended it: {ended}'
+
+    @property
     def waiting(self) -> int:
         """Bytes of messages that wait to be sent."""
-        return self._stream.sender.waiting
+        return self._session.stream.sender.waiting
 
     def send(self, message: Any) -> None:
         """Send a message; its bytes must not change until the peer has them."""
-        self._stream.sender.offer(message)
+        self._session.stream.sender.offer(message)
         self._poll()
 
     def on_time(self) -> None:
         """Send what is due; end the session after `LEASE` seconds of silence."""
-        now = time.monotonic()
-        self._channel.release(now)
-        if now - self._heard > LEASE:
-            self.end(f'nothing was heard for {LEASE:g} s')
-        if now >= self._ping_at and not self.ended:
-            self._ping_at = now + LEASE / 4
-            self._channel.send(self._stream.sender.ping(now), now, lossy=True)
+        self._channel.release(time.monotonic())
         self._poll()
 
     @property
     def deadline(self) -> float:
         """Time at which to call `on_time`, by the monotonic clock."""
-        return min(self._stream.deadline, self._channel.deadline, self._ping_at,
-                   self._heard + LEASE)
+        return min(self._session.deadline, self._channel.deadline)
 
     def end(self, reason: str) -> None:
-        """End the session; tell the peer once."""
-        if not self.ended:
-            self.ended = reason
-            self._channel.say(reason)
+        """End the session, if it is not over, and tell the peer."""
+        self._session.end(reason, time.monotonic())
+        self._poll()
 
     def close(self) -> None:
         """Remove the topics."""
         self._channel.close()
 
     def _poll(self) -> None:
-        if not self.ended:
-            now = time.monotonic()
-            for packet in self._stream.poll(now):
-                self._channel.send(packet, now, lossy=True)
-        self._channel.flush()
+        now = time.monotonic()
+        self._channel.transmit(self._session.poll(now), now)
 
     def _on_message(self, message: Any) -> None:
-        if message.incarnation != self.incarnation or self.ended:
+        if message.incarnation != self.incarnation:
             return
-        now = self._heard = time.monotonic()
+        now = time.monotonic()
         try:
-            if isinstance(message, msg.Frame):
-                for complete in self._stream.take(frame_of(message), now):
-                    self._take(complete)
-            elif message.error:
-                self.ended = f'the other side has ended it: {message.error[:200]}'
-            else:
-                self._stream.sender.on_ack(ack_of(message), now)
+            for complete in self._session.take(packet_of(message), now):
+                self._take(complete)
         except PeerError as error:
-            self.end(str(error))
+            self._session.end(str(error), now)
         self._poll()
         self._woken()
-
-
-def _to_ros(incarnation: int, value: Frame | Ack | str) -> Any:
-    if isinstance(value, Frame):
-        return frame_to_ros(value, incarnation)
-    if isinstance(value, str):
-        return ack_to_ros(None, incarnation, value)
-    return ack_to_ros(value, incarnation)
-
-
-def _payload(value: Frame | Ack | str) -> int:
-    return len(value.data) if isinstance(value, Frame) else 0

@@ -20,15 +20,15 @@ import time
 import rclpy
 import torch
 from fleet_link.errors import PeerError
+from fleet_link.session import End
 from fleet_link.stream import Frame, Receiver, Sender
 from fleet_msgs import msg
-from fleet_ros.frames import ack_of, frame_of
+from fleet_ros import qos
+from fleet_ros.frames import packet_of, to_ros
 from fleet_ros.spinning import Spinning
 from rclpy.node import Node
-from rrto_bridge.protocol import qos
-from rrto_bridge.protocol.convert import to_ros
 from rrto_bridge.protocol.errors import Refused
-from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest, SendAck, SendFrame
+from rrto_bridge.protocol.messages import PROTOCOL, OpenRequest
 from rrto_bridge.protocol.operators import resolve
 from rrto_bridge.protocol.record import Meta, Ref, Special
 from rrto_bridge.protocol.tensors import DEVICE, contiguous, pack
@@ -206,13 +206,13 @@ class Session:
     def on_frame(self, message):
         with self.changed:
             try:
-                complete = self.receiver.take(frame_of(message), time.monotonic())
+                complete = self.receiver.take(packet_of(message), time.monotonic())
             except PeerError as error:
                 self.error = self.error or str(error)
                 return
             self.replies += sum(len(decode(data)) == 3 for data in complete)
             ack = self.receiver.ack(time.monotonic())
-            self.acks.publish(to_ros(SendAck('', self.incarnation, ack)))
+            self.acks.publish(to_ros(self.incarnation, ack))
             self.changed.notify_all()
 
     def on_ack(self, message):
@@ -220,13 +220,14 @@ class Session:
             self.error = self.error or message.error
             # A flood is acknowledged, too, although the sender knows nothing of it.
             with contextlib.suppress(PeerError):
-                self.sender.on_ack(ack_of(message), time.monotonic())
+                if not message.error:
+                    self.sender.on_ack(packet_of(message), time.monotonic())
             self.transmit()
             self.changed.notify_all()
 
     def transmit(self):
         for frame in self.sender.poll(time.monotonic()):
-            self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
+            self.up.publish(to_ros(self.incarnation, frame))
 
     def send(self, message):
         """Send a message and wait for the reply; return '', or the reason why no reply came."""
@@ -238,7 +239,7 @@ class Session:
                 now = time.monotonic()
                 if now > self.asked + 1.0:   # no reply for a second: does the server still run?
                     self.asked = now
-                    self.up.publish(to_ros(SendFrame('', self.incarnation, self.sender.ping(now))))
+                    self.up.publish(to_ros(self.incarnation, self.sender.ping(now)))
                 self.changed.wait(min(1.0, max(0.0, self.sender.deadline - now)))
             return self.error
 
@@ -247,11 +248,11 @@ class Session:
         for number in range(count):
             frame = Frame(self.sender.link.sent + number, self.sender.next + number,
                           number % 3 == 0, bytes(number * 100 % 61440))
-            self.up.publish(to_ros(SendFrame('', self.incarnation, frame)))
+            self.up.publish(to_ros(self.incarnation, frame))
 
     def close(self):
         """Tell the server that the session ends, and remove the topics."""
-        self.acks.publish(to_ros(SendAck('', self.incarnation, None, 'it ends')))
+        self.acks.publish(to_ros(self.incarnation, End('it ends')))
         for publisher in (self.up, self.acks):
             self.node.destroy_publisher(publisher)
         for end in self.ends:

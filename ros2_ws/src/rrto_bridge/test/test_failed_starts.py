@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 from fleet_msgs.msg import FrameAck
-from fleet_ros import ending
+from fleet_ros import ending, qos
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT
 from processes import Domain, children
 from rclpy.node import Node
 from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program.connection import Connection
-from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.errors import ConfigError, LinkError
 from rrto_bridge.protocol.messages import ENDED, PROTOCOL
 from rrto_bridge.server import fork_server, shell

@@ -1,12 +1,15 @@
 """How the program's side of the link waits; these tests need no server."""
 
+import math
 import signal
 import threading
+import time
 from collections import deque
 from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
+from fleet_link.session import SILENT, End, Session
 from fleet_msgs.msg import FrameAck
 from rrto_bridge.client import shell
 from rrto_bridge.client.inprocess import InProcess
@@ -16,7 +19,7 @@ from rrto_bridge.client.percall import PerCall
 from rrto_bridge.client.shell import Link
 from rrto_bridge.program.connection import Connection
 from rrto_bridge.protocol.errors import LinkError
-from rrto_bridge.protocol.messages import ENDED, SILENT
+from rrto_bridge.protocol.messages import ENDED
 from rrto_bridge.protocol.record import Meta
 
 
@@ -72,11 +75,13 @@ def test_a_program_that_continues_without_the_server_waits_for_no_interrupt(link
 def test_a_suspended_program_is_told_another_reason_that_the_server_gives(link, reason, said):
     link._incarnation, link._changed, link._arrived = 1, threading.RLock(), SimpleQueue()
     link._stood, link.lost, link._answered = 9.0, '', threading.Event()
-    answers = []
-    link._say_end = lambda: answers.append(1)
+    link.session, answers = Session(1 << 20, 3.0, True, time.monotonic()), []
+    link._alarm = SimpleNamespace(set=lambda at: None)
+    link._channel = SimpleNamespace(transmit=lambda packets, now: answers.extend(packets),
+                                    deadline=math.inf)
     for _ in range(2):   # the server repeats what it gets no answer to
-        link._on_ack(FrameAck(incarnation=1, error=reason))
-    assert len(answers) == 2
+        link._on_message(FrameAck(incarnation=1, error=reason))
+    assert answers == [End(reason)] * 2 and link._answered.is_set()
     with pytest.raises(LinkError, match=said):
         link.receive()
 

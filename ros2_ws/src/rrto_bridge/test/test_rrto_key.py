@@ -11,6 +11,7 @@ import pytest
 import rclpy
 from fleet_link.key import new_key, write_key
 from fleet_msgs.msg import Frame, FrameAck
+from fleet_ros import qos
 from fleet_ros.sealing import octets
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT, eventually
@@ -18,7 +19,6 @@ from processes import Domain
 from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.serialization import deserialize_message, serialize_message
-from rrto_bridge.protocol import qos
 from rrto_bridge.protocol.messages import PROTOCOL
 from rrto_msgs import msg, srv
 

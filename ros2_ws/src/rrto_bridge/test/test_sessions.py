@@ -2,78 +2,91 @@
 
 import math
 import signal
-from collections import deque
 
 import pytest
 import torch
 from fleet_compute.weights import Weights
+from fleet_link.session import SILENT, End
 from fleet_link.stream import FRAME, MOST_BYTES, WINDOW, Ack, Frame, Receiver, Sender
 from rrto_bridge.client.machine import ClientMachine
 from rrto_bridge.execution.context import Context
 from rrto_bridge.execution.perform import Performer
 from rrto_bridge.protocol.errors import RemoteError
-from rrto_bridge.protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck, SendFrame
+from rrto_bridge.protocol.messages import ENDED, PROTOCOL, OpenRequest
 from rrto_bridge.protocol.names import graph_name, is_graph_name
 from rrto_bridge.protocol.record import Call, Meta, Ref
 from rrto_bridge.protocol.tensors import pack, unpack
-from rrto_bridge.server.machine import AT_ONCE, Begin, Ending, Kill, Leave, Limits, ServerMachine
-from rrto_bridge.server.session import QUEUE, QUEUED, End, SessionMachine
+from rrto_bridge.server.machine import (
+    AT_ONCE,
+    Begin,
+    Ending,
+    Kill,
+    Leave,
+    Limits,
+    ServerMachine,
+    Tell,
+)
+from rrto_bridge.server.session import QUEUE, QUEUED, ProgramSession
 
-NOTHING = Ack(0, 0, 0.0, 0.0, 0, 0)
+
+def session(**limits):
+    return ProgramSession(Limits(**limits), 0.0)
 
 
 class Program:
     """A client, its stream, and its session at the server; `now` is the time in seconds."""
 
     def __init__(self, limit=1 << 20):
-        self.session = SessionMachine('a', 1, Limits(memory=1, lease=5.0), 0.0)
+        self.session = session(memory=1, lease=5.0)
         self.performer = Performer(Context(torch.device('cpu'), limit), Weights())
         self.machine = ClientMachine('rpc')
         self.sender, self.receiver = Sender(), Receiver(1 << 30)
-        self.error = self.ended = ''
+        self.error = ''
         self.now = 0.0
 
     def send(self, message):
         self.sender.offer(message)
-        self.take(())
+        self.talk()
 
-    def take(self, actions):
-        """Carry out the session's actions, and send the frames that the sender then allows."""
-        actions = deque(actions)
+    def talk(self):
+        """Carry packets both ways until nothing is due."""
         while True:
             self.now += 1e-4
-            for frame in [] if actions else self.sender.poll(self.now):
-                actions += self.session.on_frame(1, frame, self.now)
+            for frame in self.sender.poll(self.now):
+                self.session.receive(frame, self.now)
+            packets = self.session.poll(self.now)
+            for packet in packets:
+                self.take(packet)
             due = self.session.deadline <= self.now   # as after a ping
-            if not actions and (due or not self.sender.link.quiet):
+            if not packets and (due or not self.sender.link.quiet):
                 self.now = max(self.now, min(self.session.deadline, self.sender.deadline))
-                actions += self.session.on_time(self.now)
-                continue
-            if not actions:
+            elif not packets:
                 return
-            action = actions.popleft()
-            if isinstance(action, End):
-                self.ended = action.reason
-            elif isinstance(action, SendFrame):
-                for message in self.receiver.take(action.frame, self.now):
-                    self.machine.on_message(message)
-                actions += self.session.on_ack(1, self.receiver.ack(self.now), '', self.now)
-            elif action.error:
-                self.error = self.error or action.error
-            else:
-                self.sender.on_ack(action.ack, self.now)
+
+    def take(self, packet):
+        if isinstance(packet, End):
+            self.error = self.error or packet.reason
+            self.session.receive(packet, self.now)      # the answer
+        elif isinstance(packet, Frame):
+            for message in self.receiver.take(packet, self.now):
+                self.machine.on_message(message)
+            self.session.receive(self.receiver.ack(self.now), self.now)
+        else:
+            self.sender.on_ack(packet, self.now)
 
     def execute(self):
         while (message := self.session.work()) is not None:
-            self.take(self.executed(message))
+            self.executed(message)
 
     def executed(self, message):
         try:
             for reply in self.performer.perform(message):
-                self.take(self.session.on_reply(reply, self.now))
+                self.session.reply(reply)
+                self.talk()
         except RemoteError as wrong:
-            return self.session.fail(str(wrong))
-        return self.session.on_done(self.now)
+            self.session.fail(str(wrong), self.now)
+        self.session.done(self.now)
+        self.talk()
 
     def wait(self, ticket):
         for message in self.machine.outgoing():
@@ -108,11 +121,11 @@ def test_a_server_that_leaves_completes_what_the_program_has_begun():
     for message in program.machine.outgoing():
         program.send(message)
     message = program.session.work()
-    program.take(program.session.leave(program.now))
-    assert not program.ended
-    program.take(program.executed(message))
+    program.session.leave(program.now)
+    assert not program.session.poll(program.now) and not program.session.ended
+    program.executed(message)
     assert unpack(*program.machine.result(ticket)).tolist() == [1.0, 1.0]
-    assert program.ended == program.error == ENDED
+    assert program.session.ended == program.error == ENDED and not program.session.fault
 
 
 def test_a_server_that_leaves_does_not_wait_for_a_long_operator():
@@ -121,9 +134,9 @@ def test_a_server_that_leaves_does_not_wait_for_a_long_operator():
             program.machine.outgoing():
         program.send(message)
     assert program.session.work() is not None
-    assert program.session.leave(program.now) == []
-    program.take(program.session.on_time(program.session.deadline))
-    assert program.ended == program.error == ENDED
+    program.session.leave(program.now)
+    assert program.session.poll(program.now) == []
+    assert program.session.poll(program.session.deadline) == [End(ENDED)]
 
 
 def test_large_messages_and_replies_come_through():
@@ -135,64 +148,41 @@ def test_large_messages_and_replies_come_through():
 
 
 def test_a_silent_program_is_forgotten_after_the_lease():
-    session = SessionMachine('a', 1, Limits(lease=5.0), 0.0)
-    session.on_frame(1, Frame(0, 0, False, b''), 1.0)
-    answer, = session.on_time(session.deadline)
-    assert answer.ack.packet == 0 and answer.ack.number == 0
-    assert session.deadline == 6.0 and session.on_time(5.9) == []
-    told, end = session.on_time(6.0)
-    assert told.error == end.reason == 'it was silent for too long'
-    assert session.over
-    assert session.deadline == math.inf   # otherwise an alarm would go off again and again
+    made = session(lease=5.0)
+    made.receive(Frame(0, 0, False, b''), 1.0)
+    answer, = made.poll(made.deadline)
+    assert answer.packet == 0 and answer.number == 0
+    assert made.deadline == 6.0 and made.poll(5.9) == []
+    assert made.poll(6.0) == [End(SILENT)] and made.ended == SILENT and not made.fault
 
 
-def test_a_program_that_says_goodbye_is_forgotten_and_gets_an_answer_each_time():
-    session = SessionMachine('a', 1, Limits(), 0.0)
-    answer = SendAck('a', 1, None, 'it ends')
-    assert session.on_ack(1, NOTHING, 'it ends', 0.0) == [answer, End('it ends', False)]
-    assert session.on_ack(1, NOTHING, 'it ends', 0.1) == [answer]   # the first answer was lost
-    assert session.work() is None and session.on_reply(b'late', 0.2) == []
-    assert session.answered and session.last_words() == []
-
-
-def test_a_server_says_that_it_has_ended_a_session_until_the_program_answers():
-    session = SessionMachine('a', 1, Limits(), 0.0)
-    told, _ = session.fail('why')
-    assert session.last_words() == session.last_words() == [told] and not session.answered
-    assert session.on_ack(1, NOTHING, 'it ends', 1.0) == []   # otherwise they would never stop
-    assert session.answered and session.last_words() == []
-
-
-def test_frames_of_another_life_are_answered_with_the_end():
-    session = SessionMachine('a', 2, Limits(), 0.0)
-    assert session.on_frame(1, Frame(0, 0, True, b'x'), 0.0)[0].error == \
-        'the server does not know this session'
-    assert session.work() is None and not session.over
-
-
-def test_what_comes_after_the_end_of_a_session_costs_no_answers():
-    session = SessionMachine('a', 2, Limits(), 0.0)
-    told, end = session.on_frame(2, Frame(0, WINDOW, True, b'x'), 0.0)
-    assert told.error == end.reason
-    assert [session.on_frame(2, Frame(k, k, True, b'x'), 0.0) for k in range(500)] == [[]] * 500
+def test_a_program_that_says_goodbye_is_forgotten():
+    made = session()
+    made.receive(End('it ends'), 0.0)
+    assert made.poll(0.0) == [End('it ends')] and made.over and not made.fault
+    made.reply(b'late')
+    made.receive(Frame(0, 0, True, b'x'), 0.1)
+    assert made.work() is None and made.poll(0.2) == []
 
 
 def test_a_malformed_message_ends_the_session_and_says_why():
     program = Program()
     program.send(b'\xff\x00')
     program.execute()
-    assert 'unknown tag' in program.error and program.ended == program.error
+    assert 'unknown tag' in program.error and program.session.ended == program.error
+    assert program.session.fault
 
 
 def test_a_flood_of_messages_is_held_back():
     program = Program()
     for _ in range(2000):
         program.send(b'N')
-    assert program.sender.next <= QUEUE + 1 + WINDOW and not program.ended
+    assert program.sender.next <= QUEUE + 1 + WINDOW and not program.session.ended
     done = 0
     while program.session.work() is not None:
         done += 1
-        program.take(program.session.on_done(program.now))
+        program.session.done(program.now)
+        program.talk()
     assert done == 2000
 
 
@@ -202,9 +192,10 @@ def test_a_program_that_missed_the_new_limit_is_told_it_again():
         program.send(b'N')
     sent = program.sender.next
     while program.session.work() is not None:
-        program.session.on_done(program.now)   # these acknowledgements are lost
+        program.session.done(program.now)
+        program.session.poll(program.now)   # these acknowledgements are lost
     program.now = program.sender.deadline
-    program.take(())
+    program.talk()
     assert program.sender.next > sent
 
 
@@ -212,7 +203,7 @@ def test_large_messages_are_held_back_by_their_bytes():
     program = Program()
     for _ in range(64):
         program.send(bytes(1 << 20))
-    assert program.sender.waiting > 40 << 20 and not program.ended
+    assert program.sender.waiting > 40 << 20 and not program.session.ended
 
 
 @pytest.mark.parametrize('frames', [
@@ -222,35 +213,35 @@ def test_large_messages_are_held_back_by_their_bytes():
     [Frame(k, k + 1, True, bytes(FRAME)) for k in range(2000)]],
     ids=['many', 'large', 'longer', 'gap'])
 def test_who_sends_beyond_the_limit_is_dropped(frames):
-    session = SessionMachine('a', 1, Limits(memory=1), 0.0)
+    made = session(memory=1)
     taken = 0
     for frame in frames:
-        if session.over:
+        if made.ended:
             break
-        session.on_frame(1, frame, 0.0)
+        made.receive(frame, 0.0)
+        made.poll(0.0)
         taken += len(frame.data)
-    assert session.over and taken < (1 << 20) + QUEUED + (WINDOW + 2) * FRAME
+    assert made.fault and taken < (1 << 20) + QUEUED + (WINDOW + 2) * FRAME
 
 
-@pytest.mark.parametrize(('frame', 'why'), [
+@pytest.mark.parametrize(('packet', 'why'), [
     (Frame(0, 0, False, bytes(FRAME + 1)), 'a frame must have'),
-    (Frame(1, WINDOW, True, b'N'), 'it sent frame 256')])
-def test_a_frame_that_no_client_sends_ends_the_session(frame, why):
-    session = SessionMachine('a', 1, Limits(memory=1), 0.0)
-    assert why in session.on_frame(1, frame, 0.0)[0].error and session.over
-
-
-def test_an_acknowledgement_of_what_was_never_sent_ends_the_session():
-    session = SessionMachine('a', 1, Limits(memory=1), 0.0)
-    assert 'acknowledged packet' in session.on_ack(1, NOTHING, '', 0.0)[0].error and session.over
+    (Frame(1, WINDOW, True, b'N'), 'it sent frame 256'),
+    (Ack(0, 0, 0.0, 0.0, 0, 0), 'acknowledged packet')])
+def test_what_no_client_sends_ends_the_session(packet, why):
+    made = session(memory=1)
+    made.receive(packet, 0.0)
+    end, = made.poll(0.0)
+    assert why in end.reason and made.fault
 
 
 def test_a_lost_reply_is_sent_again():
-    session = SessionMachine('a', 1, Limits(), 0.0)
-    first, = session.on_reply(b'reply', 0.0)
-    again, = session.on_time(session.deadline)
-    assert again.frame.packet == first.frame.packet + 1
-    assert (again.frame.number, again.frame.data) == (first.frame.number, b'reply')
+    made = session()
+    made.reply(b'reply')
+    first, = made.poll(0.0)
+    again, = made.poll(made.deadline)
+    assert again.packet == first.packet + 1
+    assert (again.number, again.data) == (first.number, b'reply')
 
 
 def test_who_does_not_take_its_replies_is_not_executed_further():
@@ -258,22 +249,24 @@ def test_who_does_not_take_its_replies_is_not_executed_further():
 
     Otherwise the waiting replies could fill the server's memory.
     """
-    session = SessionMachine('a', 1, Limits(), 0.0)
+    made = session()
     receiver = Receiver(1 << 30)
     for number in range(20):
-        session.on_frame(1, Frame(number, number, True, b'N'), 0.0)
-    executed, frames = 0, []
-    while session.work() is not None:
+        made.receive(Frame(number, number, True, b'N'), 0.0)
+    executed, packets = 0, []
+    while made.work() is not None:
         executed += 1
-        frames += session.on_reply(bytes(2 << 20), 0.0)
+        made.reply(bytes(2 << 20))
+        packets += made.poll(0.0)
     assert executed < 8
     now = 0.0
-    while frames and session.work() is None:
+    while packets and made.work() is None:
         now += 1e-3
-        if isinstance(action := frames.pop(0), SendFrame):
-            receiver.take(action.frame, now)
-        frames += session.on_ack(1, receiver.ack(now), '', now)
-    assert frames and receiver.bytes < MOST_BYTES
+        if isinstance(packet := packets.pop(0), Frame):
+            receiver.take(packet, now)
+        made.receive(receiver.ack(now), now)
+        packets += made.poll(now)
+    assert packets and receiver.bytes < MOST_BYTES
 
 
 # -- the supervisor --------------------------------------------------------------------------------
@@ -336,7 +329,7 @@ def test_a_process_that_dies_is_a_clear_error_of_its_program_alone(server):
     server.on_open(request('b'), 0.0)
     error = 'its process on the server was ended by SIGSEGV in aten.x.default'
     assert server.on_ended('a', Ending(-11, name='aten.x.default'), 0.0) == [
-        SendAck('a', 1, None, error), Leave('a', error)]
+        Tell('a', 1, error), Leave('a', error)]
     assert server.programs == ['b']
     assert server.on_ended('a', Ending(-11), 0.0) == []
 
@@ -350,7 +343,7 @@ def test_a_reason_that_the_process_could_not_tell_is_told_by_the_server(server):
     server.on_open(request('a', 7), 0.0)
     error = 'the server cannot start a process for the program: no process is left'
     assert server.on_ended('a', Ending(1, error), 0.0) == [
-        SendAck('a', 7, None, error), Leave('a', error)]
+        Tell('a', 7, error), Leave('a', error)]
     assert server.programs == []
 
 
@@ -395,7 +388,7 @@ def test_an_operator_that_does_not_end_is_ended_with_its_process(server):
     assert server.on_progress('a', 7, True, 'aten.y', 10.1) == [Kill('a')]
     assert server.on_progress('a', 7, True, 'aten.y', 11.0) == []
     told, left = server.on_ended('a', Ending(-9, name='aten.y'), 0.0)
-    assert told.error == left.reason and told.error.startswith('aten.y took longer than 3 s')
+    assert told.reason == left.reason and told.reason.startswith('aten.y took longer than 3 s')
 
 
 def test_a_server_that_ends_tells_its_programs(server):
@@ -403,7 +396,7 @@ def test_a_server_that_ends_tells_its_programs(server):
     server.on_open(request('b', 2), 0.0)
     actions = server.close()
     assert actions == [a for name, life in (('a', 1), ('b', 2)) for a in (
-        SendAck(name, life, None, 'the server has ended'), Leave(name, 'the server has ended'))]
+        Tell(name, life, 'the server has ended'), Leave(name, 'the server has ended'))]
     assert server.programs == []
 
 
@@ -412,7 +405,7 @@ def test_a_server_that_leaves_refuses_programs_and_tells_those_that_wait():
     names = [f'p{k}' for k in range(AT_ONCE + 1)]
     for name in names:
         server.on_open(request(name), 0.0)
-    assert server.leave(0.0) == [SendAck(names[-1], 1, None, ENDED), Leave(names[-1], ENDED)]
+    assert server.leave(0.0) == [Tell(names[-1], 1, ENDED), Leave(names[-1], ENDED)]
     assert server.programs == names[:-1]
     assert server.on_open(request('late'), 0.0) == ('the server ends', [])
     assert server.on_time(100.0) == []

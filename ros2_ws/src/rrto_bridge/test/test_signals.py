@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from fleet_ros import qos
 from fleet_testing import LIMIT, Lines
 from processes import Domain
 from rclpy.node import Node
 from rrto_bridge.client import shell
 from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program.connection import Connection
-from rrto_bridge.protocol import qos
 from rrto_msgs import msg, srv
 from spun_nodes import SpunNodes
 

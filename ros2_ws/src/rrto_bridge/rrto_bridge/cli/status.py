@@ -24,11 +24,11 @@ def call(options: Any) -> int:
     """Run the verb."""
     join_network(options, quiet=True)
     import rclpy
+    from fleet_ros import qos
     from rclpy.node import Node
     from rclpy.signals import SignalHandlerOptions
     from rrto_msgs import msg
 
-    from ..protocol import qos
     from ..protocol.discovery import LIMIT, servers
     # Do not install rclpy's signal handlers: with them, Ctrl+C would raise rclpy's own error below.
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)

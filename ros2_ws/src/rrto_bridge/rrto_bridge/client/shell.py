@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,16 +28,16 @@ import rclpy
 from fleet_compute.inlets import Inlets
 from fleet_env.emulated.shaped import ShapedLink
 from fleet_env.settings.fleet import AccessConfig
-from fleet_link.errors import PeerError
-from fleet_link.seal import Caller, Session
-from fleet_link.stream import Ack, Frame, Stream
-from fleet_msgs.msg import Frame as Packet
+from fleet_link.seal import Caller
+from fleet_link.seal import Session as Seals
+from fleet_link.session import AGAIN, LAST_WORDS, SILENT, End, Session
+from fleet_ros import qos
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.ending import limited_leaving
 from fleet_ros.environment import ros_home
 from fleet_ros.exposure import team_key
-from fleet_ros.frames import ack_of, frame_of
+from fleet_ros.frames import packet_of, topics
 from fleet_ros.middleware import other_middleware
 from fleet_ros.process import explained, is_users
 from fleet_ros.sealing import ServiceClient
@@ -48,11 +48,9 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
 
-from ..protocol import qos
-from ..protocol.convert import PROGRAM
 from ..protocol.discovery import LIMIT, find_server, servers
 from ..protocol.errors import ConfigError, LinkError
-from ..protocol.messages import ENDED, PROTOCOL, SILENT, SendAck, sending
+from ..protocol.messages import ENDED, PROTOCOL
 from ..protocol.names import MAX_NAME, graph_name
 from ..protocol.record import Meta
 from ..protocol.tensors import encoded
@@ -71,7 +69,7 @@ GRACE = 0.5
 PATIENT = 2.0  # seconds of waiting for the server after which a line says so
 LOOK = 0.25           # seconds between searches for a server, after the server was lost
 HERE = 0.002    # seconds between attempts to go on without the server, between calls of the program
-AGAIN = 2.0     # seconds until the next attempt, after a server that was found did not take over
+LATER = 2.0     # seconds until the next attempt, after a server that was found did not take over
 MESSAGE = 1 << 32     # maximum size of a reply, in bytes
 ENDS = 'the program ends'
 
@@ -129,7 +127,9 @@ class Link(Port):
         self.engine: Any = None              # the engine whose counters the status message contains
         self._waited = False                 # whether `_let_signals_come` has waited
         self.program = program_name()
-        self.stream = Stream(MESSAGE)
+        # the server says how long it may be silent, see `_open`
+        self.session = Session(MESSAGE, math.inf, True, time.monotonic())
+        self.stream = self.session.stream
         self._inlets = Inlets(lambda: self.stream.sender.link.rate)
         self._incarnation = secrets.randbits(63)
         self._link = options.link
@@ -138,9 +138,9 @@ class Link(Port):
         self._inbox: deque[bytes] = deque()
         # An item is added when a message has arrived or the link is lost. The item wakes `receive`.
         self._arrived: SimpleQueue[None] = SimpleQueue()
-        self._changed = threading.RLock()      # protects `stream` and `_channel`
+        self._changed = threading.RLock()      # protects `session` and `_channel`
         self._answered = threading.Event()   # whether the server has said that the session is over
-        self._heard = self._flushed = self._looked = time.monotonic()
+        self._flushed = self._looked = time.monotonic()
         self._context = Context()
         self._channel: Channel | None = None
         self._made = ExitStack()             # releases what this link has made, the newest first
@@ -177,7 +177,8 @@ class Link(Port):
         while True:
             self._create_topics()
             try:
-                self.lease = self._open()
+                self.lease = self.session.lease = self._open()
+                self.session.begin(time.monotonic())
                 break
             except _NotServedError:   # it may be dead, full or ending, or have another key
                 others = [] if self._wanted else self._others(tried)
@@ -204,7 +205,8 @@ class Link(Port):
     def _create_topics(self) -> None:
         base = f'/rrto/{self.server}/{self.program}/'
         node = self.node
-        self._channel = Channel(node, PROGRAM, base, self._ending_waits(self._on_message),
+        self._channel = Channel(node, topics(False, self._incarnation), base,
+                                self._ending_waits(self._on_message),
                                 self._note_unproved, self._link, self._key is not None)
         self._channel.listen(apart=True)
 
@@ -244,8 +246,8 @@ class Link(Port):
             raise _NotServedError(f'server {self.server!r} refuses: {response.reason}')
         assert self._channel is not None
         if caller is not None:
-            session = Session(secret, self._incarnation, response.session)
-            self._channel.keep(session.to_server, session.to_robot, self._incarnation)
+            seals = Seals(secret, self._incarnation, response.session)
+            self._channel.keep(seals.to_server, seals.to_robot, self._incarnation)
         limit = time.monotonic() + TURN
         while not self._channel.is_heard or self.node.count_publishers(
                 f'/rrto/{self.server}/{self.program}/down') < 1:
@@ -301,17 +303,15 @@ class Link(Port):
         with self._changed:
             lost = self.lost
             self._fail(ENDS)
-        end = time.monotonic() + qos.LAST_WORDS
+        end = time.monotonic() + LAST_WORDS
         while not lost and not self._answered.is_set() and time.monotonic() < end \
                 and self._channel is not None and self._channel.is_heard:
-            self._say_end()
-            self._answered.wait(qos.AGAIN)
+            with self._changed:
+                self.session.end('it ends', time.monotonic())
+                self._transmit()
+            self._answered.wait(AGAIN)
         with limited_leaving() if exits else nullcontext():
             self._made.close()
-
-    def _say_end(self) -> None:
-        if self._channel is not None:
-            self._channel.say(SendAck('', self._incarnation, None, 'it ends'))
 
     def _stop_receiving(self) -> None:
         if self._channel is not None:
@@ -391,7 +391,7 @@ class Link(Port):
             names = servers(self.node)
             found = (self._wanted in names if self._wanted else bool(names)) and back()
             if names and not found:
-                rest = time.monotonic() + AGAIN
+                rest = time.monotonic() + LATER
             return found
 
         self._repeat(LOOK, look)
@@ -428,55 +428,34 @@ class Link(Port):
     # -- frames ----------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        if self.lost:
-            return
-        now = time.monotonic()
-        self._send(self.stream.poll(now), now)
-        self._alarm.set(min(self.stream.deadline, self._link.deadline))
+        """Send what is due, unless the link is lost."""
+        self._look_at_silence()
+        if not self.lost:
+            self._transmit()
 
-    def _send(self, packets: Sequence[Frame | Ack], now: float) -> None:
+    def _transmit(self) -> None:
         if self._channel is not None:
-            for packet in packets:
-                self._channel.send(sending(packet, '', self._incarnation), now, lossy=True)
-            self._channel.flush()
+            now = time.monotonic()
+            self._channel.transmit(self.session.poll(now), now)
+            self._alarm.set(min(self.session.deadline, self._channel.deadline))
 
     def _on_message(self, message: Any) -> None:
-        (self._on_frame if isinstance(message, Packet) else self._on_ack)(message)
-
-    def _on_frame(self, message: Any) -> None:
-        if message.incarnation != self._incarnation or self.lost:
-            return
-        with self._changed:
-            now = self._heard = time.monotonic()
-            try:
-                messages = self.stream.take(frame_of(message), now)
-            except PeerError as error:
-                self._fail(str(error))
-                return
-            for complete in messages:
-                self._inbox.append(complete)
-                self._arrived.put(None)
-            self._poll()
-
-    def _on_ack(self, message: Any) -> None:
         if message.incarnation != self._incarnation:
             return
+        packet = packet_of(message)
         with self._changed:
-            now = self._heard = time.monotonic()
-            if message.error:
+            if self.lost and not isinstance(packet, End):
+                return
+            for complete in self.session.take(packet, time.monotonic()):
+                self._inbox.append(complete)
+                self._arrived.put(None)
+            if self.session.answered:
                 self._answered.set()
-                if self.lost != ENDS:
-                    self._say_end()   # so the server need not say it again
-                if not self.lost and message.error != SILENT:
-                    self._told = message.error
-                self._fail(message.error)
-            if self.lost:
-                return
-            try:
-                self.stream.sender.on_ack(ack_of(message), now)
-            except PeerError as error:
-                self._fail(str(error))
-                return
+                if not self.lost and self.session.ended != SILENT:
+                    self._told = self.session.ended
+            if self.session.ended:
+                self._fail(self.session.ended)
+                self._transmit()    # the answer
             self._poll()
 
     # -- time ------------------------------------------------------------------------------------
@@ -491,16 +470,13 @@ class Link(Port):
     def _on_timer(self) -> None:
         now = time.monotonic()
         self._stood, self._looked = max(self._stood, now - self._looked), now
-        self._look_at_silence()
         with self._changed:
-            if not self.lost:
-                self._send([self.stream.sender.ping(now)], now)
-                self._poll()
+            self._poll()
         self._report()
 
     def _look_at_silence(self) -> None:
-        silent = time.monotonic() - self._heard
-        if silent > self.lease:
+        silent = time.monotonic() - self.session.heard
+        if silent >= self.session.lease:
             self._fail(f'nothing was heard of it for {silent:.1f} s')
 
     def why(self) -> str:

@@ -24,9 +24,9 @@ from typing import Any
 
 from fleet_env.command import how_it_ended
 from fleet_env.errors import FleetEnvError
+from fleet_link.session import LAST_WORDS
 from fleet_ros.device import torch_device
 
-from ..protocol import qos
 from .parameters import ServerSettings
 from .session import DRAIN
 from .shared import compute
@@ -36,7 +36,7 @@ MESSAGE = 1 << 16   # maximum size of a datagram, in bytes
 SHARED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # seconds in which processes can end before they are killed: they complete what a program has begun,
 # tell it that they end, and leave
-ORDERLY = DRAIN + qos.LAST_WORDS + 0.8
+ORDERLY = DRAIN + LAST_WORDS + 0.8
 RUNNERS = 4     # how often the runner is started: what ends it so often would end it again
 
 

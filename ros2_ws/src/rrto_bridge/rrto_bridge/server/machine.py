@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fleet_env.settings.base import Settings, setting
 
-from ..protocol.messages import ENDED, PROTOCOL, OpenRequest, SendAck
+from ..protocol.messages import ENDED, PROTOCOL, OpenRequest
 from ..protocol.names import MAX_NAME, is_graph_name
 
 AT_ONCE = 4     # number of processes that may start one after another without a pause
@@ -58,7 +58,16 @@ class Leave:
     reason: str
 
 
-Action = Begin | Kill | Leave | SendAck
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell a program that its session is over, and why."""
+
+    program: str
+    incarnation: int
+    reason: str
+
+
+Action = Begin | Kill | Leave | Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +205,7 @@ class ServerMachine:
             return [Leave(program, ending.reason)]
         error = known.killed or ending.reason or \
             f'its process on the server {_ended(ending.status)} in {ending.name or "its start"}'
-        return [SendAck(program, known.incarnation, None, error), Leave(program, error)]
+        return [Tell(program, known.incarnation, error), Leave(program, error)]
 
     def leave(self, now: float) -> list[Action]:
         """Admit no more programs; tell those whose process has not started that the server ends."""
@@ -208,8 +217,7 @@ class ServerMachine:
         """Forget all programs; return the actions that send `reason` to each program."""
         actions: list[Action] = []
         for known in self._programs.values():
-            actions += [SendAck(known.name, known.incarnation, None, reason),
-                        Leave(known.name, reason)]
+            actions += [Tell(known.name, known.incarnation, reason), Leave(known.name, reason)]
         self._programs.clear()
         self._waiting.clear()
         return actions

@@ -26,19 +26,20 @@ from typing import IO, Any
 
 from fleet_env.command import how_it_ended
 from fleet_link.seal import Answerer, Call, Session
+from fleet_link.session import End
 from fleet_msgs.msg import FrameAck
+from fleet_ros import qos
 from fleet_ros.alarm import Alarm
 from fleet_ros.exposure import team_key
+from fleet_ros.frames import to_ros
 from fleet_ros.sealing import seal, serve
 from rclpy.node import Node
 from rrto_msgs import msg, srv
 
-from ..protocol import qos
-from ..protocol.convert import to_ros
 from ..protocol.discovery import servers, wait_for_servers
 from ..protocol.errors import ConfigError
-from ..protocol.messages import OpenRequest, SendAck
-from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine
+from ..protocol.messages import OpenRequest
+from .machine import Action, Begin, Ending, Kill, Leave, ServerMachine, Tell
 from .parameters import PROVED, ServerSettings
 from .shared_status import SharedStatus
 
@@ -264,7 +265,7 @@ class Server:
         with self._changed:
             self._closing = True
             actions = self.machine.close()
-            self._act([a for a in actions if isinstance(a, SendAck)])
+            self._act([a for a in actions if isinstance(a, Tell)])
             end = time.monotonic() + FAREWELL
             while (now := time.monotonic()) < end and [
                     p for p in self._programs.values() if p.told < TOLD and p.tell(now)]:
@@ -370,8 +371,8 @@ class Server:
                         self._last_words.append((until, known))
                         known.path.unlink(missing_ok=True)
                     self.node.get_logger().info(f'{program} leaves: {reason}')
-                case SendAck(program) if program in self._programs:
-                    self._programs[program].last = to_ros(action)
+                case Tell(program, incarnation, reason) if program in self._programs:
+                    self._programs[program].last = to_ros(incarnation, End(reason))
         self._say_last_words(time.monotonic())
 
     def _say_last_words(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The process of one program on the server: a `SessionMachine` on the program's own topics.
+"""The process of one program on the server: a `ProgramSession` on the program's own topics.
 
 The fork server forks this process. The main thread executes messages; the node's thread receives
 them.
@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,12 +20,12 @@ import rclpy
 import torch
 from fleet_compute.inlets import Inlets
 from fleet_link.seal import Seal
-from fleet_msgs.msg import Frame
+from fleet_link.session import LAST_WORDS
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with, limit_leaving
-from fleet_ros.frames import ack_of, frame_of
+from fleet_ros.frames import packet_of, topics
 from fleet_ros.spinning import Spinning
 from rclpy.context import Context as RosContext
 from rclpy.node import Node
@@ -35,12 +34,9 @@ from rclpy.signals import SignalHandlerOptions
 from ..execution.context import Context, default_generator
 from ..execution.perform import Performer
 from ..execution.sharing import Sharing
-from ..protocol import qos
-from ..protocol.convert import SERVER
 from ..protocol.errors import RemoteError
-from ..protocol.messages import SendAck
 from .parameters import PROVED, ServerSettings
-from .session import Action, End, SessionMachine
+from .session import ProgramSession
 from .shared_status import SharedStatus
 
 # time in seconds within which DDS must find the program's topics, and the runner must answer
@@ -76,7 +72,7 @@ def serve(task: Task, parent: int) -> NoReturn:
         status = SharedStatus(task.folder / task.program)
         worker = _Worker(task, status)
         worker.run()
-        code = 2 if worker.fault else 0
+        code = 2 if worker.session.fault else 0
     except BaseException as error:
         traceback.print_exc()
         if status is not None and not status.reason:
@@ -88,7 +84,7 @@ def serve(task: Task, parent: int) -> NoReturn:
 
 
 class _Worker:
-    """The I/O of a `SessionMachine`: ROS 2 topics, the emulated link, execution of messages."""
+    """The I/O of a `ProgramSession`: ROS 2 topics, the emulated link, execution of messages."""
 
     def __init__(self, task: Task, status: SharedStatus) -> None:
         self.task, self.status = task, status
@@ -104,22 +100,20 @@ class _Worker:
         self.performer = Performer(context, weights, Sharing(
             context, weights, task.folder / RUNNER, min(PATIENCE, settings.operator / 2))
             if settings.shares(task.device) else None)
-        self._changed = threading.Condition()    # protects machine and channel
+        self._changed = threading.Condition()    # protects session and channel
         self._ros = RosContext()
         rclpy.init(args=[], context=self._ros, signal_handler_options=SignalHandlerOptions.NO)
         self.node = Node(f'rrto_server_{task.program}', context=self._ros, enable_rosout=False,
                          start_parameter_services=False)
-        # Why the session ended ('' before its end), whether the program caused the end, and
-        # whether this process could send this reason to the program.
-        self.reason, self.fault, self.told = '', False, True
+        self.told = True    # whether this process could tell the program why the session ended
         base = f'/rrto/{task.server}/{task.program}/'
-        self.channel = Channel(self.node, SERVER, base, self._on_message, lambda error: None,
-                               settings.shaped_link(), bool(task.keys))
+        self.channel = Channel(self.node, topics(True, task.incarnation), base, self._on_message,
+                               lambda error: None, settings.shaped_link(), bool(task.keys))
         if task.keys:
             takes, sends = map(Seal, task.keys)
             self.channel.keep(sends, takes, task.incarnation)
-        self.machine = SessionMachine(task.program, task.incarnation, settings, time.monotonic())
-        context.inlets = Inlets(lambda: self.machine.rate)
+        self.session = ProgramSession(settings, time.monotonic())
+        context.inlets = Inlets(lambda: self.session.stream.sender.link.rate)
         self._alarm = Alarm(self._on_time)
         threading.Thread(target=self._await_end, name='end', daemon=True).start()
         self._spinning = Spinning(self.node)
@@ -129,7 +123,7 @@ class _Worker:
         self._wait_for_program()
         self.channel.listen(apart=True)
         with self._changed:
-            self._act(())
+            self._poll()
 
     def _wait_for_program(self) -> None:
         """Wait for the program's subscriptions, because messages sent earlier would be lost.
@@ -138,12 +132,12 @@ class _Worker:
         this wait.
         """
         end = time.monotonic() + PATIENCE
-        while not (self.channel.is_heard or self.reason):
+        while not (self.channel.is_heard or self.session.ended):
             if time.monotonic() > end:
                 self.told = False    # the supervisor then sends the reason to the program
                 with self._changed:
-                    self._act(self.machine.fail(
-                        f"the program's topics were not found within {PATIENCE:g} s", False))
+                    self.session.end(f"the program's topics were not found within {PATIENCE:g} s",
+                                     time.monotonic())
                 return
             time.sleep(0.002)
 
@@ -152,9 +146,9 @@ class _Worker:
         self._work()
         # Wait for this lock, because another thread may still send the reason of the end.
         with self._changed:
-            self.status.leave(self.reason, False)
+            self.status.leave(self.session.ended, False)
             self.told = self.told and self._answered()
-            self.status.leave(self.reason, self.told)
+            self.status.leave(self.session.ended, self.told)
         self._close()
 
     def _await_end(self) -> None:
@@ -165,25 +159,28 @@ class _Worker:
         """
         signal.sigwait({signal.SIGTERM})
         with self._changed:
-            self._act(self.machine.leave(time.monotonic()))
+            self.session.leave(time.monotonic())
+            self._poll()
+            self._changed.notify_all()
 
     def _answered(self) -> bool:
         """Repeat the reason of the end until the program answers; return whether it has."""
-        end = time.monotonic() + qos.LAST_WORDS
-        while not self.machine.answered and (left := end - time.monotonic()) > 0:
-            if not self._changed.wait(min(left, qos.AGAIN)):
-                self._act(self.machine.last_words())
-        return self.machine.answered
+        end = time.monotonic() + LAST_WORDS
+        while not self.session.answered and (left := end - time.monotonic()) > 0:
+            self._poll()
+            self._changed.wait(max(0.0, min(left, self.session.deadline - time.monotonic())))
+        self._poll()    # answers the program's own end
+        return self.session.answered
 
     def _work(self) -> None:
-        while not self.reason:
+        while not self.session.ended:
             with self._changed:
-                while not self.reason and (message := self.machine.work()) is None:
-                    # Check the deadline here too, so that a silent session ends even if the node's
-                    # thread does not end it.
-                    self._changed.wait(max(0.0, self.machine.deadline - time.monotonic()))
-                    self._act(self.machine.on_time(time.monotonic()))
-                if self.reason:
+                while not self.session.ended and (message := self.session.work()) is None:
+                    # Look at the deadline here too, so that a silent session ends even if the
+                    # node's thread does not end it.
+                    self._changed.wait(max(0.0, self.session.deadline - time.monotonic()))
+                    self._poll()
+                if self.session.ended:
                     break
             assert message is not None
             self._execute(message)
@@ -205,53 +202,40 @@ class _Worker:
         try:
             for reply in self.performer.perform(message):
                 with self._changed:
-                    self._act(self.machine.on_reply(reply, time.monotonic()))
+                    self.session.reply(reply)
+                    self._poll()
         except RemoteError as wrong:
             error = str(wrong)
         except Exception as wrong:
             error = f'{type(wrong).__name__}: {wrong}'
         self.status.end(self.performer.used, time.monotonic() - began)
         with self._changed:
-            self._act(self.machine.fail(error) if error else self.machine.on_done(time.monotonic()))
+            if error:
+                self.session.fail(error, time.monotonic())
+            self.session.done(time.monotonic())
+            self._poll()
 
     # -- events ----------------------------------------------------------------------------------
 
     def _on_message(self, message: Any) -> None:
-        (self._on_frame if isinstance(message, Frame) else self._on_ack)(message)
-
-    def _on_frame(self, message: Any) -> None:
+        if message.incarnation != self.task.incarnation:
+            return
+        packet = packet_of(message)
         with self._changed:
-            now = time.monotonic()
-            actions = self.machine.on_frame(message.incarnation, frame_of(message), now)
+            self.session.receive(packet, time.monotonic())
             self._changed.notify_all()   # before the rest, so that the main thread wakes meanwhile
-            if now >= self.machine.deadline:
-                actions += self.machine.on_time(now)
-            self._act(actions)
-
-    def _on_ack(self, message: Any) -> None:
-        with self._changed:
-            self._act(self.machine.on_ack(message.incarnation, ack_of(message), message.error,
-                                          time.monotonic()))
-            self._changed.notify_all()
+            self._poll()
 
     def _on_time(self) -> None:
-        now = time.monotonic()
         with self._changed:
-            self.channel.release(now)
-            self._act(self.machine.on_time(now))
+            self.channel.release(time.monotonic())
+            self._poll()
+            self._changed.notify_all()
 
-    def _act(self, actions: Sequence[Action]) -> None:
+    def _poll(self) -> None:
         now = time.monotonic()
-        for action in actions:
-            if isinstance(action, End):
-                self.reason, self.fault = action.reason, action.fault
-                self._changed.notify_all()
-            elif isinstance(action, SendAck) and action.error:
-                self.channel.say(action)
-            else:
-                self.channel.send(action, now, lossy=True)
-        self.channel.flush()
-        self._alarm.set(min(self.machine.deadline, self.channel.deadline))
+        self.channel.transmit(self.session.poll(now), now)
+        self._alarm.set(min(self.session.deadline, self.channel.deadline))
 
 
 def room(memory: int) -> int:
