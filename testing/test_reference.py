@@ -1,4 +1,4 @@
-"""The API reference names only what exists, and everything in it has a description."""
+"""The pages of reference name what exists, and everything in the one of the API is described."""
 
 import inspect
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).parent.parent / 'docs/reference/api.rst').read_text()
+PAGES = Path(__file__).parent.parent / 'docs'
+TEXT = (PAGES / 'reference/api.rst').read_text()
 NAMED = re.findall(r'^\.\. auto(?:class|function|exception):: (\S+)\n((?: +:.*\n)*)', TEXT, re.M)
 
 
@@ -31,3 +32,12 @@ def test_the_reference_has_the_public_names():
     names = {name.rpartition('.')[2] for name, _ in NAMED}
     assert {*shared, 'Task', 'connect', 'RogOptimizer', 'Method', 'Codec', 'Report', 'LinkTrace',
             'load_fleet', 'read_run', 'read_summary'} <= names
+
+
+def test_the_page_of_codecs_names_each_with_its_number():
+    from rog_core.codecs import codec_names, get_codec
+
+    page = (PAGES / 'howto/codec.md').read_text()
+    named = dict(re.findall(r'^\| `([\w:]+)`[^|]*\| (\d+) \|', page, re.M))
+    assert named == {re.sub(':.*', ':P', name): str(get_codec(name).number)
+                     for name in codec_names()}

@@ -47,11 +47,10 @@ from rog_core.worker.worker import Worker
 # Parameters: short rows that fill several windows, a small parameter, a scalar, and a row that is
 # cut into several segments.
 SHAPES = {
-    'onebit': [('conv', (60, 34)), ('bias', (8,)), ('long', (1, 9001)), ('scale', ()),
-               ('linear', (40, 26))],
+    'lossy': [('conv', (60, 34)), ('bias', (8,)), ('long', (1, 9001)), ('scale', ()),
+              ('linear', (40, 26))],
     'raw': [('conv', (60, 17)), ('bias', (8,)), ('long', (1, 601 + 400)), ('scale', ()),
             ('linear', (40, 26))]}
-SHAPES |= dict.fromkeys(('ternary', 'ternary:0.1', 'e3m0', 'sparseloco'), SHAPES['onebit'])
 
 # Tensors of a whole model besides its trained parameters. The first buffer has several segments,
 # and the last one never changes.
@@ -95,8 +94,8 @@ class Fleet:
                  patience=math.inf, clip=0.0, whole=False):
         self.rng = random.Random(seed)
         self.whole = whole  # whether the model has buffers and frozen parameters, too
-        self.partition = partition_of(
-            SHAPES[codec] + (BUFFERS + FROZEN if whole else []), 'row', codec)
+        shapes = SHAPES['raw' if codec == 'raw' else 'lossy']
+        self.partition = partition_of(shapes + (BUFFERS + FROZEN if whole else []), 'row', codec)
         self.elements = self.partition.grown.elements
         self.variance = slice(300, 309)  # elements of the buffer 'variance' among the buffers
         self.ever_switched = set()  # parameters that any robot has frozen or unfrozen

@@ -72,34 +72,30 @@ def sparseloco_reference(row):
     return first + second + bits.to_bytes((14 * count + 7) // 8, 'little'), decoded
 
 
-BY_SEGMENT = {'ternary': ternary_reference, 'e3m0': four_bit_reference,
-              'sparseloco': sparseloco_reference}
+def onebit_reference(row, total):
+    """Return the encoded bytes and the decoded values of one segment, by codec onebit."""
+    out, scale = rounded(total / row.size)
+    for start in range(0, row.size, 8):
+        signs = [bool(np.signbit(value)) for value in row[start:start + 8]]
+        out += bytes([sum(negative << bit for bit, negative in enumerate(signs))])
+    return out, np.where(np.signbit(row), -scale, scale)
+
+
+# For each codec: from the values of a segment, and the sum of their magnitudes, to the encoded
+# bytes and the decoded values.
+BY_SEGMENT = {'raw': lambda row, _: (row.astype('<f4').tobytes(), row),
+              'onebit': onebit_reference,
+              'ternary': lambda row, _: ternary_reference(row),
+              'ternary:0.05': lambda row, _: sparse_reference(row, 0.05),
+              'e3m0': lambda row, _: four_bit_reference(row),
+              'sparseloco': lambda row, _: sparseloco_reference(row)}
 
 
 def reference(codec, partition, values, ids, sums):
     """Return encoded bytes and decoded values (elements,), computed one element at a time."""
-    out, decoded = bytearray(), np.zeros_like(values)
-    for number, segment in enumerate(ids):
-        lo, hi = partition.offsets[segment], partition.offsets[segment + 1]
-        if codec == 'raw':
-            out += values[lo:hi].astype('<f4').tobytes()
-            decoded[lo:hi] = values[lo:hi]
-            continue
-        if codec in BY_SEGMENT:
-            code, decoded[lo:hi] = BY_SEGMENT[codec](values[lo:hi])
-            out += code
-            continue
-        if codec.startswith('ternary:'):
-            code, decoded[lo:hi] = sparse_reference(values[lo:hi], float(codec[8:]))
-            out += code
-            continue
-        code, scale = rounded(sums[number] / (hi - lo))
+    out, decoded = b'', np.zeros_like(values)
+    for segment, total in zip(ids, sums, strict=True):
+        part = slice(*partition.offsets[segment:segment + 2])
+        code, decoded[part] = BY_SEGMENT[codec](values[part], total)
         out += code
-        for start in range(lo, hi, 8):
-            byte = 0
-            for bit, k in enumerate(range(start, min(start + 8, hi))):
-                negative = bool(np.signbit(values[k]))
-                byte |= negative << bit
-                decoded[k] = -scale if negative else scale
-            out.append(byte)
-    return bytes(out), decoded
+    return out, decoded

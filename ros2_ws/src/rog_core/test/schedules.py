@@ -9,6 +9,7 @@ import os
 
 from fleet import Fleet
 from hypothesis import settings
+from rog_core.codecs import codec_names
 from rog_core.protocol.states import STOPPED
 
 SCHEDULES = int(os.environ.get('ROG_SCHEDULES', 80 * settings().max_examples // 100))
@@ -21,7 +22,7 @@ SYNCS = ['bsp', 'ssp:0', 'ssp:2', 'asp', 'dssp:1:4', 'flown:1:6', 'ssp:2+early',
          'rsp:6+pipeline+sparse+local=2',
          'trimmed:1']
 EXACT = ['gsgm+svrg=3', 'asp+svrg=3', 'ssp:1+svrg=2']  # methods that need codec raw
-CODECS = ['onebit', 'raw', 'ternary', 'ternary:0.1', 'e3m0', 'sparseloco']
+CODECS = sorted(codec_names())
 EVENTS = ['run', 'kill', 'restart', 'cut', 'heal', 'fade', 'gap', 'deaf', 'blackout', 'slow',
           'fast', 'sync', 'replay', 'corrupt', 'checkpoint', 'crash', 'pause', 'resume', 'hold',
           'go on']

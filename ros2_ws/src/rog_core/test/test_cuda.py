@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from inproc import InProcessLink
 from rog_core import cuda
 from rog_core.arrays import accumulate, difference_magnitude
-from rog_core.codecs import CODECS, RAW, codec_names, get_codec
+from rog_core.codecs import RAW, codec_names, get_codec
 from rog_core.errors import LocalProtocolError
 from rog_core.model.partition import RowPartition, partition_of
 from rog_core.protocol.config import SgdConfig
@@ -69,8 +69,7 @@ def test_no_operation_rounds_otherwise_than_on_a_cpu(nvrtc, family):
     assert b'.ftz' not in ptx and b'fma.' not in ptx and b'.approx' not in ptx
 
 
-def test_every_codec_has_its_kernels():
-    assert set(CODECS) <= set(EXAMPLES)  # a codec of another package needs no kernels
+def test_the_kernels_that_a_codec_names_exist():
     for name in EXAMPLES:
         family, prefix = get_codec(name).kernels
         assert family in FAMILIES

@@ -32,9 +32,8 @@ class TrainingConfig(Settings):
                                          'argument, a JSON object')
     sync: str = _('rsp:20+pipeline+sparse', 'synchronisation method with its arguments and '
                   'options; docs/howto/method.md describes them all', live=True)
-    codec: str = _('onebit', 'encoding of the rows: raw, onebit, ternary, ternary:P with the '
-                             'share P of the elements that is sent, e3m0, sparseloco, or a '
-                             'class, package.module:Class')
+    codec: str = _('onebit', 'encoding of the rows, or a class of your own; docs/howto/codec.md '
+                             'describes them all')
     granularity: Literal['model', 'layer', 'row', 'element'] = _(
         'row', 'unit of transmission and staleness')
     buffers: Literal['average', 'local'] = _(

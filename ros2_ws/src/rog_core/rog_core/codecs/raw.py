@@ -19,7 +19,7 @@ from .kernels import LENGTH, OWN
 class Raw(Codec):
     """Encodes values as float32, without loss; ignores ``magnitude``."""
 
-    name, number, segment_elements = 'raw', 0, 256
+    name, number, segment_elements, scales = 'raw', 0, 256, 0
     kernels = 'raw', 'raw'
     faults = ('chunk holds a value that is NaN or infinite',)
 
