@@ -16,9 +16,8 @@ from fleet_testing import environment
 from rog_cli.launching.fork_server import ForkServer
 from rog_msgs.msg import Bundle, FleetStatus, TrainingStatus
 from rog_ros import qos
-from rog_ros.bundle import split
 from rog_ros.parameters import server_parameters, worker_parameters
-from rog_ros.topics import SERVER, WORKER
+from rog_ros.transfers import SERVER, WORKER, split
 from spun_nodes import SpunNodes
 
 HERE = Path(__file__).parent

@@ -31,9 +31,8 @@ from rog_msgs.msg import RowAck, RowChunk, TrainingStatus, TransferEnd, Transfer
 from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import request_to_ros, response_from_ros
-from rog_ros.receive import receive
 from rog_ros.signature import process_of
-from rog_ros.topics import WORKER
+from rog_ros.transfers import WORKER, receive
 from tiny_task import Tiny
 
 PERIOD = 0.2  # seconds between heartbeats of the robot

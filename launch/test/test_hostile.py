@@ -50,9 +50,9 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import PinModel, Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
-from rog_ros.bundle import split
 from rog_ros.convert import to_ros
 from rog_ros.signature import process_of
+from rog_ros.transfers import split
 from tiny_task import Tiny
 from type_description_interfaces.srv import GetTypeDescription
 

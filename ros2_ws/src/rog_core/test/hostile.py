@@ -22,8 +22,7 @@ from rog_core.transfer.link import RowLink
 from rog_core.transfer.receiver import Receiver
 from rog_core.transfer.sender import RawRows, Sender
 from rog_core.worker.accumulator import Accumulator
-from rog_core.worker.report import WorkerStatistics
-from rog_core.worker.worker import Worker
+from rog_core.worker.worker import Worker, WorkerStatistics
 
 
 def _scale(chunk, bits):

@@ -37,9 +37,8 @@ from rog_core.server.server import Server
 from rog_core.shell import Shell
 from rog_msgs.msg import FleetStatus, Heartbeat, TrainingStatus, TransferReceipt
 from rog_msgs.srv import Register
-from rog_ros import qos, topics
+from rog_ros import qos, transfers
 from rog_ros.parameters import SERVER, ServerSettings, declare_robots, fleet_namespace
-from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Others
 from rog_ros.signature import Signature, process_of
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
@@ -181,7 +180,7 @@ class ParameterServerNode(ManagedNode):
     def _peer(self, robot: str, link: ShapedLink) -> Peer:
         """Make the topics of a robot; ``link`` emulates the link to it."""
         base = f'{fleet_namespace(self.get_namespace())}/{robot}/'
-        channel = Channel(self, topics.SERVER, base, partial(self._on_message, robot),
+        channel = Channel(self, transfers.SERVER, base, partial(self._on_message, robot),
                           partial(self._on_unproved, robot), link, self._key is not None)
         channel.listen()
         heartbeat = self.create_publisher(Heartbeat, base + 'server_heartbeat', qos.HEARTBEAT)
@@ -292,7 +291,7 @@ class ParameterServerNode(ManagedNode):
         clipped = self.machine.clipped[robot]
         member = self.machine.members.get(robot)
         sender = None if member is None else member.sender
-        actions = receive(self.machine, message, self.get_logger(), robot)
+        actions = transfers.receive(self.machine, message, self.get_logger(), robot)
         times = self.machine.clipped[robot]
         if times != clipped and times.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th ... time
             self.get_logger().warning(f'a push of {robot} counts only in part, {times} until now: '
@@ -303,7 +302,7 @@ class ParameterServerNode(ManagedNode):
             return
         if self.settings.training.checksums and isinstance(message, TransferReceipt) \
                 and member is not None and sender is not None and member.sender is not sender:
-            self.get_logger().info(checksum_of(sender.transfer, member.mirror.rows))
+            self.get_logger().info(transfers.checksum_of(sender.transfer, member.mirror.rows))
         self.act(actions)
 
     def _on_unproved(self, robot: str, error: SealError) -> None:

@@ -15,7 +15,6 @@ from rclpy.duration import Duration
 from rog_core.errors import shown
 from rog_core.protocol.states import AWAY, PAUSED, RETIRED, STOPPED
 from rog_core.server.member import mta_time
-from rog_core.server.report import why
 from rog_core.server.server import Server
 from rog_msgs.msg import FleetStatus, RobotStatus, TrainingStatus
 from rog_ros import qos
@@ -145,7 +144,7 @@ class Reports:
             bandwidth=m.link.rate * 8e-6, waiting_for=', '.join(m.waiting_for),
             waiting_time=float(now - m.since) if m.waiting_for else 0.0,
             idle=float(now - m.patience.progress), refused=machine.refused[m.robot],
-            why=why(m, machine.iteration, now))
+            why=m.why(machine.iteration, now))
             for m in machine.members.values()]
         message.followers = [line[:MOST_LINE] for line in followers]
         message.faults = [line[:MOST_LINE] for line in faults]

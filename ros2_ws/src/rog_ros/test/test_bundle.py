@@ -17,9 +17,8 @@ from rog_core.protocol.messages import Ack, Chunk, Command, End, Kind, Receipt, 
 from rog_core.protocol.steps import Gradient, Local, Shards
 from rog_core.transfer.link import MIN_CHUNK
 from rog_msgs.msg import Bundle
-from rog_ros.bundle import FIELDS, MOST, ROOM, split
 from rog_ros.convert import from_ros, size_bound, to_ros
-from rog_ros.topics import SERVER, WORKER
+from rog_ros.transfers import FIELDS, MOST, ROOM, SERVER, WORKER, split
 
 SECRET, LIVES = Key(bytes(range(32))).of('robot1').secret, (11, 22)
 SESSION = Session(SECRET, *LIVES)

@@ -8,11 +8,11 @@ import torch
 from fleet_testing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rog_tasks import shard_batches
+from rog_tasks import robot_data
 from rog_tasks.classify import Classification
 from rog_tasks.cruda import Cruda
 from rog_tasks.errors import TaskError
-from rog_tasks.shard_batches import ShardBatches
+from rog_tasks.robot_data import ShardBatches
 from rog_tasks.task import load_task
 
 SHARDS = 4
@@ -54,7 +54,7 @@ class Open:
 @given(st.lists(st.tuples(st.integers(0, SHARDS - 1), st.integers(1, 30)), max_size=12),
        st.integers(1, 5))
 def test_any_order_of_asking_gives_the_batches_of_the_task(name, asked, places):
-    was, shard_batches.OPEN = shard_batches.OPEN, places
+    was, robot_data.OPEN = robot_data.OPEN, places
     try:
         task = Open(TASKS[name])
         batches = ShardBatches(task, SHARDS)
@@ -62,7 +62,7 @@ def test_any_order_of_asking_gives_the_batches_of_the_task(name, asked, places):
             assert equal(batches.get(shard, iteration), expected(name, shard)[iteration - 1])
             assert task.count <= places
     finally:
-        shard_batches.OPEN = was
+        robot_data.OPEN = was
 
 
 class Counting:

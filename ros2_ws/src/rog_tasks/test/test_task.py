@@ -6,8 +6,7 @@ import pytest
 import torch
 from rog_tasks import robot_data
 from rog_tasks.errors import TaskError
-from rog_tasks.robot_data import RobotData
-from rog_tasks.shard_batches import ShardBatches
+from rog_tasks.robot_data import RobotData, ShardBatches
 from rog_tasks.task import Task, load_task, measure, measure_clean, prepare
 
 

@@ -50,10 +50,9 @@ from rog_msgs.srv import Register
 from rog_ros import qos
 from rog_ros.convert import payload_bytes
 from rog_ros.parameters import WorkerSettings, fleet_namespace, robot_name
-from rog_ros.receive import checksum_of, receive
 from rog_ros.servers import Loyalty, Order
 from rog_ros.signature import Signature, process_of
-from rog_ros.topics import WORKER
+from rog_ros.transfers import WORKER, checksum_of, receive
 
 from .registration import Registration
 from .reports import Present, Reports

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
-from fleet_ros.publishers import several
+from fleet_ros.middleware import several
 from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from rog_tasks.sources import CameraSource, Report, Source

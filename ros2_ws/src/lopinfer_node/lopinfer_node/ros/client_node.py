@@ -12,8 +12,8 @@ from fleet_compute.pictures import picture_of, placed, typical
 from fleet_env.errors import PictureError
 from fleet_env.pictures import from_message
 from fleet_ros.device import torch_device
+from fleet_ros.middleware import several
 from fleet_ros.parameters import declare
-from fleet_ros.publishers import several
 from fleet_ros.services import bound_parameters
 from lopinfer_msgs.msg import Result
 from rclpy.node import Node

@@ -19,6 +19,7 @@ from ..protocol.states import (
     JOINING,
     MEMBER,
     PULLING,
+    RETIRED,
     STOPPED,
     TRAINING,
 )
@@ -106,6 +107,25 @@ class Member:
         must wait for its own rows, because they are too old at the server.
         """
         return self.state in BUSY or self.robot in self.waiting_for
+
+    def why(self, newest: int, now: float) -> str:
+        """Return the reason why other robots wait, or no longer wait, for this member.
+
+        The text is empty if no robot waits for the member, and the member is neither away nor
+        retired. ``newest``: the highest iteration that any robot has pushed.
+        """
+        patience = self.patience
+        if self.state == AWAY:
+            return f'no heartbeat for {now - patience.heard:.0f} s'
+        if patience.awaited is None and patience.place != RETIRED:
+            return ''
+        does = self.state
+        if does == TRAINING:
+            does = 'pushing' if math.isnan(patience.computes) else 'computing'
+        since = f'{does}, no progress for {now - patience.progress:.1f} s'
+        if patience.place == RETIRED:
+            return f'{since}: the others go on'
+        return f'{newest - self.slowest} iterations behind, {since}'
 
     def reconcile(self, pull: Receipt | None) -> None:
         """End the present transfer; if it is a pull, add the rows that have arrived to the mirror.

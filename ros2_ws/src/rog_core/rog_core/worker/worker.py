@@ -16,7 +16,7 @@ then come time, control and statistics.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,13 +62,48 @@ from ..transfer.receiver import Receiver, Rows
 from ..transfer.sender import RawRows, Sender
 from .accumulator import Accumulator
 from .computation import computation_of
-from .report import COMMUNICATES, COMPUTES, STALLS, TIME_OF, WorkerReport, WorkerStatistics
 
 REGISTER_INTERVAL = 1.0      # seconds between the first two registration attempts
 # Maximum seconds between two attempts. The interval doubles with each attempt: only the answer to
 # the latest attempt counts, and on a slow link an answer that waits behind those to other robots
 # takes 15 s and more. A message of the server after a silence starts with the first interval again.
 MAX_REGISTER_INTERVAL = 32.0
+# Activities of a robot; time and power are counted separately for each activity.
+COMPUTES, COMMUNICATES, STALLS = 'computing', 'communicating', 'stalled'
+TIME_OF = {COMPUTES: 'compute_time', COMMUNICATES: 'communicate_time', STALLS: 'stall_time'}
+
+
+@dataclass
+class WorkerStatistics:
+    """Counters since the start of the run; times are in seconds, sizes in bytes."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    rows_pushed: int = 0
+    rows_pulled: int = 0
+    compute_time: float = 0.0
+    communicate_time: float = 0.0
+    stall_time: float = 0.0
+    refused: int = 0  # number of pushes whose norm the server found implausible
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """State and statistics; names and units are as in the message rog_msgs/TrainingStatus."""
+
+    state: str
+    sync: str
+    iteration: int
+    staleness: int
+    rows_total: int
+    rows_pushed: int
+    rows_pulled: int
+    bandwidth: float
+    compute_time: float
+    communicate_time: float
+    stall_time: float
+    bytes_sent: int
+    bytes_received: int
 
 
 class Worker:
