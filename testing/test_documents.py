@@ -279,9 +279,9 @@ NOT_RUN = {
     'source .venv/setup': 'these tests run in it',
 }
 
-RUN_DIGITS = f"""
-        import subprocess, sys
-        subprocess.run({LEARNED.split()}, check=True)
+RUN_DIGITS = """
+        import os, shutil, subprocess, sys
+        shutil.copytree(os.environ['LEARNED'], 'runs')   # of `learned`
         sys.path.append('examples')
         """
 SERVED = """
@@ -571,8 +571,19 @@ def test_what_is_not_run(command):
     pytest.skip(not_run(command))
 
 
+@pytest.fixture(scope='module')
+def learned(besides, tmp_path_factory):
+    """Return the folder `runs` of a run from which the blocks of Python take what was learned."""
+    folder = tmp_path_factory.mktemp('learned')
+    with besides.place(None, folder) as place:
+        code, out = place.start(LEARNED).ended()
+    assert code == 0, out
+    return folder / 'runs'
+
+
 @pytest.mark.parametrize('first', CODE)
-def test_a_block_of_python_runs(first, besides, tmp_path):
+def test_a_block_of_python_runs(first, besides, learned, tmp_path, monkeypatch):
+    monkeypatch.setenv('LEARNED', str(learned))
     before, after = map(textwrap.dedent, CODE[first])
     (tmp_path / 'block.py').write_text(f'{before}\n{python_block(first)}\n{after}\n')
     with besides.place(None, tmp_path) as place:

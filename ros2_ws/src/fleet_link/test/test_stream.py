@@ -35,6 +35,7 @@ class End:
         self.sender.next = self.sender._taken = self.receiver.next = first
         self.sender._limit = self.receiver.limit = first + WINDOW
         self.came, self.waiting, self.most, self.pings, self.frames, self.acks = [], [], 0, 0, 0, 0
+        self.alarm = math.inf    # deadline for which the world will call last
 
     @property
     def quiet(self):
@@ -111,8 +112,9 @@ class World:
             assert end.sender.next <= end.sender._limit
             assert end.sender.link.in_flight <= MOST_BYTES + 2 * FRAME
             assert end.stream.deadline > clock
-            if end.stream.deadline < math.inf:
-                self.later(end.stream.deadline - number * 1e6 + 1e-9, lambda: None)
+            if end.stream.deadline not in (math.inf, end.alarm):
+                end.alarm = end.stream.deadline
+                self.later(end.alarm - number * 1e6 + 1e-9, lambda: None)
 
     def run(self, seconds=math.inf):
         """Run for a time, or until nothing happens."""

@@ -25,6 +25,7 @@ from test_nodes import (  # noqa: F401
     start,
     store,
     tried,
+    tried_once,
 )
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor

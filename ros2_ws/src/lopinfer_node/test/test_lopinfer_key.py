@@ -29,7 +29,7 @@ from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.serialization import deserialize_message, serialize_message
 from runtime_models import Small
-from test_nodes import SHAPE, halves, same, server_here
+from test_nodes import SHAPE, halves, same, server_here, tried_once  # noqa: F401
 
 TOPICS = {'up': msg.Piece, 'down': msg.Piece, 'up_ack': msg.Ack, 'down_ack': msg.Ack}
 

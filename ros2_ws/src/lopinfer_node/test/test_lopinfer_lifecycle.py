@@ -17,9 +17,10 @@ from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from runtime_models import Small
 from spun_nodes import SpunNodes
-from test_nodes import NODE, SHAPE, halves, same
+from test_nodes import SHAPE, halves, same, tried_once  # noqa: F401
 
 SERVER = '/lopinfer_server'
+NODE = 'import sys; from lopinfer_node.nodes import server_main; sys.exit(server_main())'
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def server(monkeypatch, tmp_path):
     def start(**parameters):
         settings = {'threads': 1, 'directory': tmp_path, **parameters}
         process = subprocess.Popen(
-            [sys.executable, '-c', NODE.format('server'), '--ros-args',
+            [sys.executable, '-c', NODE, '--ros-args',
              *(part for k, v in settings.items() for part in ('-p', f'{k}:={v}'))],
             env=environment(domain, *sys.path, Path(__file__).parent), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)

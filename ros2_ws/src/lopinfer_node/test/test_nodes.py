@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ import rclpy
 import torch
 from fleet_compute.graphs import Graphs
 from fleet_ros.spinning import Spinning
-from fleet_testing import LIMIT, environment, eventually, free_domain
+from fleet_testing import LIMIT, environment, eventually, forks, free_domain
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
 from lopinfer_node.errors import ModelError
@@ -55,7 +54,7 @@ from runtime_models import Small, Untraceable
 
 SHAPE = (1, 3, 32, 40)
 HERE = Path(__file__).parent
-NODE = 'import sys; from lopinfer_node.nodes import {0}_main; sys.exit({0}_main())'
+TRIALS = {}
 
 
 @pytest.fixture(autouse=True)
@@ -96,20 +95,34 @@ def tried(tmp_path_factory):
     return kept.directory
 
 
+@pytest.fixture(autouse=True)
+def tried_once(monkeypatch):
+    """Let the servers of this process try each model once; test_trial.py tests the trials."""
+    def trial(self, folder):
+        if folder.name not in TRIALS:    # named by the model's digest
+            TRIALS[folder.name] = try_model(self, folder)
+        return TRIALS[folder.name]
+    try_model = Trier.__call__
+    monkeypatch.setattr(Trier, '__call__', trial)
+
+
 @pytest.fixture
 def store(tried, tmp_path):
     """Return a folder with a copy of the files of `tried`."""
     return shutil.copytree(tried, tmp_path / 'store')
 
 
-def start(processes, kind, **parameters):
-    arguments = ['--ros-args', '-p', 'threads:=1']
+def start(processes, kind, *arguments, **parameters):
+    """Start a node, ``server`` or ``client``, in its own process; return the process."""
+    given = ['--ros-args', '-p', 'threads:=1', *arguments]
     for name, value in parameters.items():
-        arguments += ['-p', f'{name}:={value}']
-    process = subprocess.Popen([sys.executable, '-c', NODE.format(kind), *arguments],
-                               env=environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE))
-    processes.append(process)
-    return process
+        given += ['-p', f'{name}:={value}']
+    prepared = forks('lopinfer_node.ros.server_node', 'lopinfer_node.ros.client_node')
+    with os.fdopen(os.dup(2), 'wb') as log:
+        processes.append(prepared.start(
+            [f'lopinfer_node.nodes:{kind}_main', *given], log,
+            environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE)))
+    return processes[-1]
 
 
 def halves(traced, fixed, per_share):
@@ -790,12 +803,7 @@ def test_two_robots_do_not_mix(processes, tmp_path):
 def numbered(processes, store, number):
     """Start a server in the namespace /s<number>, with its own copy of the files."""
     own = shutil.copytree(store, store.parent / f'store{number}')
-    process = subprocess.Popen(
-        [sys.executable, '-c', NODE.format('server'), '--ros-args', '-p', 'threads:=1',
-         '-r', f'__ns:=/s{number}', '-p', f'directory:={own}'],
-        env=environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE))
-    processes.append(process)
-    return process
+    return start(processes, 'server', '-r', f'__ns:=/s{number}', directory=own)
 
 
 def test_another_server_takes_the_next_inference_of_one_that_ends(processes, store):

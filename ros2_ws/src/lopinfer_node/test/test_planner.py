@@ -5,6 +5,7 @@ import pytest
 import torch
 from lopinfer_node.model.graph import Kind
 from lopinfer_node.model.traced import trace
+from lopinfer_node.planning import table as tables
 from lopinfer_node.planning.objective import Objective
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.planning.profile import Profile
@@ -14,6 +15,12 @@ from lopinfer_node.runtime import planner
 from lopinfer_node.runtime.measure import encoded_shares, measure
 from lopinfer_node.runtime.planner import MARGIN, MESSAGE, TRANSFER, TablePlanner
 from runtime_models import Small
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Search for a short time: what is tested holds for any plans that a search finds."""
+    monkeypatch.setattr(tables, 'EFFORT', 0)     # so `tables.LEAST` counts
 
 
 @pytest.mark.long

@@ -21,24 +21,12 @@ def main():
         signal.pause()
     sys.exit(int(sys.argv[1]))
 '''
-NOTHING = 'raise ImportError'
 
 
 @pytest.fixture(scope='module')
 def fork_server():
     with ForkServer(os.environ) as made:
         yield made
-
-
-@pytest.fixture
-def light(tmp_path):
-    """Return the environment of a fork server that loads nothing, because its first import fails.
-
-    This fork server is ready at once, and the tests that use it need no PyTorch.
-    """
-    (tmp_path / 'light/rog_ps').mkdir(parents=True)
-    (tmp_path / 'light/rog_ps/__init__.py').write_text(NOTHING)
-    return environment(7, tmp_path / 'light')
 
 
 @pytest.fixture
@@ -82,9 +70,9 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
         process.send_signal(number)  # the process has ended, so the signal has no effect
 
 
-def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, light):
+def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path):
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    with (tmp_path / 'log').open('wb') as log, ForkServer(light) as fork_server:
+    with (tmp_path / 'log').open('wb') as log, ForkServer(os.environ, ()) as fork_server:
         process = fork_server.start(['says_what_it_is', 'stay'], log, environment(7, tmp_path))
         try:
             fork_server._process.kill()
@@ -96,25 +84,26 @@ def test_they_go_on_without_the_fork_server_and_it_starts_no_more(tmp_path, ligh
     assert process.wait() == -signal.SIGKILL
 
 
-def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd, light):
-    (tmp_path / 'light/rog_ps/__init__.py').write_text(
+def test_it_says_nothing_of_the_threads_of_libraries(tmp_path, capfd):
+    (tmp_path / 'starts_a_thread.py').write_text(
         'import threading\n'
-        f'threading.Thread(target=threading.Event().wait, daemon=True).start()\n{NOTHING}')
+        'threading.Thread(target=threading.Event().wait, daemon=True).start()\n')
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    with (tmp_path / 'log').open('wb') as log, ForkServer(light) as fork_server:
-        process = fork_server.start(['says_what_it_is', '0'], log, environment(7, tmp_path))
+    env = environment(7, tmp_path)
+    with (tmp_path / 'log').open('wb') as log, ForkServer(env, ['starts_a_thread']) as fork_server:
+        process = fork_server.start(['says_what_it_is', '0'], log, env)
         assert process.wait() == 0
     assert capfd.readouterr().err == ''
 
 
 @pytest.mark.parametrize('answered', mostly_long([False, True], True))
-def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, answered):
+def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, answered):
     """The fork server prints no error if the launcher ends before it has read the answer.
 
     ``answered``: whether the fork server has sent the answer when the launcher ends.
     """
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
-    fork_server = ForkServer(light)
+    fork_server = ForkServer(os.environ, ())
     read, write = os.pipe()
     if not answered:
         fork_server._process.send_signal(signal.SIGSTOP)
@@ -133,12 +122,12 @@ def test_it_says_nothing_of_a_launcher_that_has_gone(tmp_path, capfd, light, ans
     assert capfd.readouterr().err == ''
 
 
-def test_a_process_whose_launcher_was_interrupted_does_not_run(tmp_path, light):
+def test_a_process_whose_launcher_was_interrupted_does_not_run(tmp_path):
     """Otherwise it would be nobody's child, and nobody could end it."""
     (tmp_path / 'says_what_it_is.py').write_text(MODULE)
     asked = json.dumps([['says_what_it_is', '0'], environment(7, tmp_path)]).encode()
     read, write = os.pipe()
-    with ForkServer(light) as fork_server:
+    with ForkServer(os.environ, ()) as fork_server:
         socket.send_fds(fork_server._link, [asked], [write])  # as `start` does after `_adopt`
         os.close(write)
         with open(read) as log:  # reading ends when the process has ended

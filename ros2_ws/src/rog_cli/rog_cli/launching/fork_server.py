@@ -3,12 +3,11 @@
 A fork takes milliseconds. Without forks, each process loads PyTorch, which takes one core four
 seconds. Forked processes also share the loaded code in memory.
 
-`python -m rog_cli.launching.fork_server FD` is the fork server. FD is the number of a
-socket, which connects the fork server to the launcher. The fork server itself starts no thread
-and uses neither ROS nor a device, because a forked process could not use the threads,
-ROS objects and devices of its parent. Each forked process becomes a child of the
-launcher and runs like a process that was started directly. The fork server ends when
-the launcher ends.
+`python -m rog_cli.launching.fork_server FD TITLE MODULE...` is the fork server, which loads the
+modules. FD is the number of a socket, which connects it to the launcher; TITLE is blank. It starts
+no thread itself and uses neither ROS nor a device, because a forked process could not use the
+threads, ROS objects and devices of its parent. Each forked process becomes a child of the launcher
+and runs like a process that was started directly. The fork server ends when the launcher ends.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from fleet_ros.ending import KILLED
 
 LIMIT = 600.0  # seconds within which the fork server must load everything, even on a busy machine
 
-_LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training')
+_LOADED = ('rog_ps.main', 'rog_ps.node', 'rog_worker.main', 'rog_worker.training',
+           'rog_core.warm_up:warm_up')
 # maximum bytes of a datagram; the command and the environment of a process fit into one
 _MESSAGE = 1 << 18
 # bytes reserved in the fork server's command line, where a forked process writes its own command
@@ -103,20 +103,24 @@ class ForkServer:
     """Starts processes of servers and robots; the first start waits until everything is loaded.
 
     :param env: environment variables of the fork server; libraries read them while they are loaded.
+    :param loaded: what it loads: modules, and functions of modules, ``module:function``, which it
+        calls.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], loaded: Sequence[str] = _LOADED) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.settimeout(LIMIT)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, '-m', __name__, str(theirs.fileno()), ' ' * _TITLE], env=env,
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+                [sys.executable, '-m', __name__, str(theirs.fileno()), ' ' * _TITLE, *loaded],
+                env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                start_new_session=True)
 
     def start(self, command: Sequence[str], log: IO[bytes], env: Mapping[str, str]) -> Child:
         """Start ``python -m command`` in a new POSIX session; return the process.
 
-        ``command``: a module of this project, and its arguments. ``log``: file for its output.
+        ``command``: a module whose function `main` is the program, or ``module:function``, and its
+        arguments. ``log``: file for its output.
         """
         asked = json.dumps([list(command), dict(env)]).encode()
         _adopt(True)
@@ -153,16 +157,17 @@ def possible() -> bool:
 
 # -- in the fork server ---
 
-def _load() -> None:
-    """Import and compile everything that servers and robots need.
+def _load(names: Sequence[str]) -> None:
+    """Import modules, and call functions of modules.
 
     A missing module is no error here: the started processes report it.
     """
     with suppress(ImportError):
-        for name in _LOADED:
-            importlib.import_module(name)
-        from rog_core.warm_up import warm_up
-        warm_up()
+        for name in names:
+            module, _, function = name.partition(':')
+            found = importlib.import_module(module)
+            if function:
+                getattr(found, function)()
     # otherwise a garbage collection would copy the memory pages that all processes share
     gc.freeze()
 
@@ -208,9 +213,10 @@ def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], A
                     if path and path not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _show(' '.join(['python', '-m', *command]))
-    module = importlib.import_module(command[0])
+    name, _, function = command[0].partition(':')
+    module = importlib.import_module(name)
     sys.argv = [str(module.__file__), *command[1:]]
-    program: Callable[[], Any] = module.main
+    program: Callable[[], Any] = getattr(module, function or 'main')
     return program
 
 
@@ -231,7 +237,7 @@ def main(arguments: Sequence[str]) -> Any:
     program = None
     # A connection error means that the launcher has ended. Then the fork server ends too.
     with suppress(ConnectionError), socket.socket(fileno=int(arguments[0])) as link:
-        _load()
+        _load(arguments[2:])
         program = _serve(link)
     return program() if program else 0
 
