@@ -137,11 +137,19 @@ class OffloadedModel:
     def connect(self, *args: Any, **kwargs: Any) -> None:
         """Trace the model with these example inputs; then look for the server in the background."""
         self._own_key()     # refuses before the trace, which takes seconds
-        args, kwargs = decoded((args, dict(sorted(kwargs.items()))))
+        args, kwargs = _sorted(args, kwargs)
         self._take(args, kwargs, apart=False)
-        copies: dict[int, Any] = {}   # by the input, because one tensor may be two inputs
-        self._example = pytree.tree_map_only(torch.Tensor, lambda leaf: copies.setdefault(
-            id(leaf), same(leaf, leaf.detach().clone())), (args, kwargs))
+        self._example = _copied(args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Trace the model with these example inputs, but look for no server; `again` does.
+
+        Raises ModelError if the model cannot be traced.
+        """
+        args, kwargs = _sorted(args, kwargs)
+        self._given = _Given(self.model, args, kwargs, apart=False)
+        self._example = _copied(args, kwargs)
+        return self._given.traced
 
     def again(self, robot: str, options: ClientOptions) -> OffloadedModel:
         """Share the model as it was traced here for another robot, without a trace of its own."""
@@ -323,6 +331,20 @@ class _Given:
         if torch.get_default_dtype() is not self._default:
             return "PyTorch's default dtype has changed since the model was traced"
         return _modes()
+
+
+def _sorted(args: tuple[Any, ...], kwargs: dict[str, Any]
+            ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return decoded inputs; the order of keyword arguments does not matter."""
+    return decoded((args, dict(sorted(kwargs.items()))))
+
+
+def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]
+            ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of inputs; a tensor that is two inputs is one in the copies, too."""
+    copies: dict[int, Any] = {}
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: copies.setdefault(
+        id(leaf), same(leaf, leaf.detach().clone())), (args, kwargs))
 
 
 def _varied(leaves: list[Any]) -> list[torch.Tensor] | None:

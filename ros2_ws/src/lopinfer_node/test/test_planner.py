@@ -78,7 +78,24 @@ def test_what_is_sent_in_fewer_bytes_is_sent_over_slower_links(monkeypatch):
                       [here, there, there, there], [here, there, there, there]]
 
 
+def test_what_crosses_the_link_is_found_once_for_all_servers(monkeypatch):
+    asked = []
+
+    def shares(traced):
+        asked.append(traced)
+        return np.ones(len(traced.graph))
+
+    monkeypatch.setattr(planner, 'encoded_shares', shares)
+    traced = trace(Small().eval(), torch.rand(1, 3, 32, 40))
+    costs = np.full(len(traced.graph), 1e-4)
+    profile = measure(traced, 1, 0, (0.5, 1.0))
+    for method in ('server-only', 'dsccs'):
+        assert len(list(TablePlanner(method, profile)(traced, costs, costs))) == 1
+    assert asked == [traced]
+
+
 def test_the_shares_are_those_of_the_example_and_random_inputs_are_not_believed():
+    torch.manual_seed(0)
     traced = trace(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval(),
                    torch.zeros(1, 3, 64, 64))
     x, conv, relu, out = encoded_shares(traced)

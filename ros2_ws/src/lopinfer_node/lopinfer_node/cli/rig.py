@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from ..api import OffloadedModel
 from ..errors import RemoteError
-from ..model.traced import Traced, trace
+from ..model.traced import Traced
 from ..planning.profile import Profile
 from ..ros.client_shell import ClientOptions, Planner
 from ..runtime.choice import PlannedTable
@@ -86,6 +86,10 @@ class _Once:
         return self._made
 
 
+def _no_plans(traced: Traced, fixed: np.ndarray, per_share: np.ndarray) -> Sequence[PlannedTable]:
+    return ()
+
+
 class Rig:
     """A server and a link that stay open while `measure` runs several methods.
 
@@ -108,7 +112,8 @@ class Rig:
         self.slowdown = slowdown
         self._process: subprocess.Popen[bytes] | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._first: OffloadedModel | None = None   # has traced the model
+        self._model = OffloadedModel(model, '', ClientOptions(_no_plans))   # traces the model
+        self._first: OffloadedModel | None = None   # makes the server try the model
         self._planners: dict[str, _Once] = {}
 
     def __enter__(self) -> Rig:
@@ -126,14 +131,18 @@ class Rig:
              '-r', '__ns:=/lopinfer', *arguments], env=dict(os.environ))
         # While the server starts, put the model where it looks for it: the robot need not send it.
         try:
-            self.traced = trace(self.model, self.example)
+            self.traced = self._model.trace(self.example)
             Store(self._folder).add(self.traced)
+            # The server tries and loads the model while the user of this object measures the robot.
+            set_logger_level('first.lopinfer', LoggingSeverity.WARN)
+            self._first = self._model.again('first', ClientOptions(_no_plans))
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._close_first()
         if self._process is not None:
             self._process.terminate()
             try:
@@ -176,11 +185,7 @@ class Rig:
         robot = name.replace('-', '_')
         set_logger_level(f'{robot}.lopinfer', LoggingSeverity.WARN)   # results only
         options = ClientOptions(planner, link=link, slowdown=self.slowdown)
-        if self._first is None:
-            self._first = shared = OffloadedModel(self.model, robot, options)
-            shared.connect(self.example)
-        else:
-            shared = self._first.again(robot, options)
+        shared = self._model.again(robot, options)
         try:
             end = time.monotonic() + START
             while not shared.wait(1.0):
@@ -190,9 +195,15 @@ class Rig:
                 if time.monotonic() > end:
                     raise RemoteError(f'the server is not ready after {START:g} s: '
                                       f'{shared.reason or "it does not answer"}')
+            self._close_first()
             yield shared
         finally:
             shared.close()
+
+    def _close_first(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            first.close()
 
 
 def measure(shared: OffloadedModel, example: torch.Tensor, want: Sequence[torch.Tensor],

@@ -169,3 +169,12 @@ def plan_table(graph: Graph, costs: Costs, bandwidths: Sequence[float] = BANDWID
     finally:
         # Do not wait: after an error or Ctrl+C, threads may compile the kernels for a minute.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def warm_up(graph: Graph) -> None:
+    """Compile what makes plans, the first time after an installation, else load it from the disk.
+
+    Compiling takes half a minute of a core.
+    """
+    ones = np.ones((2, len(graph)))
+    plan_table(graph, Costs(ones, ones), (1e6,), evaluations=2, workers=1)

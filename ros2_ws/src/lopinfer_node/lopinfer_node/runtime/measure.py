@@ -105,15 +105,15 @@ def _sizes(traced: Traced, share: float) -> list[int]:
 class _Pass:
     """One pass over the whole model.
 
-    For each operator, the pass times the computation of the interval [0, size) of the result. If
-    size is smaller than the operator's extent, the operator then computes its whole result without
-    timing, because later operators need the whole result.
+    For each operator, the pass times the computation of the interval [0, size) of the result. The
+    rest of the result is zero for later operators: to compute it would take as long again, and no
+    time depends on what tensors contain.
     """
 
     def __init__(self, traced: Traced, sizes: list[int], slowdown: float) -> None:
         self.traced, self.slowdown = traced, slowdown
         graph = traced.graph
-        self.parts: list[tuple[int, Arithmetic, Arithmetic | None, list[tuple[int, int, int]]]] = []
+        self.parts: list[tuple[int, Arithmetic, list[tuple[int, int, int]]]] = []
         for node in graph.nodes:
             if node.kind is not Kind.OPERATOR:
                 continue
@@ -122,8 +122,7 @@ class _Pass:
             cuts = [(i, lo, hi) for i, (lo, hi) in enumerate(needs)
                     if (lo, hi) != (0, graph.nodes[node.inputs[i]].extent)]
             part = arithmetic(traced, node.index, 0, size, needs)
-            rest = traced.calls[node.index].bind() if size < node.extent else None
-            self.parts.append((node.index, part, rest, cuts))
+            self.parts.append((node.index, part, cuts))
         self.last_use = {source: n.index for n in graph.nodes for source in n.inputs}
         self.device = next(iter(traced.parameters.values()), torch.empty(0)).device
 
@@ -138,7 +137,7 @@ class _Pass:
                 made = self.traced.tape.records[index]
                 values[index] = _random(made.shape, made.dtype, self.device).contiguous(
                     memory_format=made.format)
-            for index, part, rest, cuts in self.parts:
+            for index, part, cuts in self.parts:
                 inputs = graph.nodes[index].inputs
                 tensors = [values[i] for i in inputs]
                 begin = self._now()
@@ -150,11 +149,21 @@ class _Pass:
                 marks.append((index, begin, end))
                 if self.slowdown != 1:
                     pause.after(end - begin)
-                values[index] = result if rest is None else rest(*(values[i] for i in inputs))
+                values[index] = self._whole(index, result)
                 for source in inputs:
                     if self.last_use[source] == index:
                         del values[source]
         return self._seconds(marks)
+
+    def _whole(self, index: int, result: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of a node whose first indices are in `result`."""
+        made, axis = self.traced.tape.records[index], self.traced.graph.nodes[index].axis
+        if axis is None or result.shape[axis] == made.shape[axis]:
+            return result
+        whole = torch.empty(made.shape, dtype=made.dtype, device=result.device,
+                            memory_format=made.format).zero_()
+        whole.narrow(axis, 0, result.shape[axis]).copy_(result)
+        return whole
 
     def _now(self) -> Any:
         if self.device.type != 'cuda':

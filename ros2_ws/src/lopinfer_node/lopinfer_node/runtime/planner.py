@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from fleet_env.settings.power_model import PowerModel
@@ -32,6 +33,9 @@ MARGIN = 0.05
 TRANSFER = 0.5e-3
 # bandwidths in bytes/s of the first table, which is made from a short measurement
 FIRST = tuple(k * 1e6 for k in (0, 1, 2, 4, 8, 12, 20, 30))
+
+# By model: what `encoded_shares` has found, which takes longer than an inference.
+_found: WeakKeyDictionary[Traced, np.ndarray] = WeakKeyDictionary()
 
 
 @dataclass
@@ -63,7 +67,8 @@ class TablePlanner:
         nor a table, a first table comes from a short measurement, without the search of LOSS. In
         the plans of the first table each operator runs whole on one side.
         """
-        sent = encoded_shares(traced)
+        if (sent := _found.get(traced)) is None:
+            sent = _found[traced] = encoded_shares(traced)
         if self.profile is None and self.table is None and self.method == LOSS:
             own = measure(traced, 1, 1, (0.5, 1.0), slowdown=self.slowdown)
             yield self._table(traced, own, fixed, per_share, sent, first=True)
