@@ -115,7 +115,7 @@ print(f'{{100 * task.evaluate(model.eval()):.1f}} %, {{count}} batches')
 
 @pytest.mark.parametrize('options', mostly_long(['', FROZEN], FROZEN))
 def test_own_torchvision_leaves_a_model_that_plain_pytorch_loads(run, tmp_path, options):
-    text = done(run('-m rog_cli.main sim examples/my_fleet.yaml --out there --minutes 0.05 --set '
+    text = done(run('-m rog_cli.main sim examples/my_fleet.yaml --out there --minutes 0.02 --set '
                     f'link.scale=0.5 --set training.task=own_torchvision:Resnet {options}'))
     accuracy, = re.findall(r"The server's model at iteration .*: ([0-9.]+ %)", text)
     robots = re.findall(r'^robot\d +\S+ % +(\S+ %)', text, re.M)

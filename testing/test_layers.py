@@ -76,11 +76,17 @@ def modules(package):
 
 
 @cache
+def nodes(path):
+    """Return all nodes of the syntax of a file."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
 def imported(folder):
     """Return the modules that a folder's files import anywhere, except the standard library."""
     found = set()
     for file in folder.rglob('*.py'):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else \
                 [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             found |= {name.partition('.')[0] for name in names}
@@ -189,11 +195,10 @@ def graph(root, typed=True):
 
 def imported_by(name, path, files, typed):
     """Yield the package's files that a file imports; `typed`: see `graph`."""
-    tree = ast.parse(path.read_text())
-    unused = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and not typed
+    unused = {inner for node in nodes(path) if isinstance(node, ast.If) and not typed
               and 'TYPE_CHECKING' in ast.dump(node.test) for inner in ast.walk(node)}
     own = name.split('.') if path.name == '__init__.py' else name.split('.')[:-1]
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import) and node not in unused:
             yield from (alias.name for alias in node.names if alias.name in files)
         if node in unused or not isinstance(node, ast.ImportFrom):
@@ -284,8 +289,7 @@ def parts(root):
     An object is owned if it is stored in the owner, or nowhere. Such a part holds the whole: what
     it does is read in two files. It should get what it needs, or be part of the class.
     """
-    trees = [ast.parse(path.read_text()) for path in root.rglob('*.py')]
-    classes = {node.name: node for tree in trees for node in ast.walk(tree)
+    classes = {node.name: node for path in root.rglob('*.py') for node in nodes(path)
                if isinstance(node, ast.ClassDef)}
     found = {}
     for owner, body in classes.items():

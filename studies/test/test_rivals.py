@@ -84,7 +84,7 @@ def test_the_interval_is_that_of_students_t():
 
 
 def test_methods_are_tuned_then_compared_and_it_goes_on_where_it_was_stopped(tmp_path):
-    plan = Plan({'toy': TOY}, {'published': 2}, 3.0, methods=('bsp', 'asp', 'local'), tuning=.2)
+    plan = Plan({'toy': TOY}, {'published': 2}, 1.5, methods=('bsp', 'asp', 'local'), tuning=.4)
     records, told = records_of(None), []
     data = run_rivals(plan, records, tmp_path, workers=1,
                       progress=lambda *run: told.append(run))
@@ -93,7 +93,7 @@ def test_methods_are_tuned_then_compared_and_it_goes_on_where_it_was_stopped(tmp
         best = max(tuned['tried'], key=lambda tried: tried['score'])
         assert {**tuned['chosen'], 'score': best['score']} == best
     case = data['cases']['toy']['published']
-    assert case['seeds'] == [1, 2] and case['times'] == [30.0, 90.0, 180.0]
+    assert case['seeds'] == [1, 2] and case['times'] == [15.0, 45.0, 90.0]
     bsp, asp = (case['methods'][method] for method in ('bsp', 'asp'))
     assert asp['iterations']['mean'] > bsp['iterations']['mean']
     assert bsp['of_bsp']['values'][0] == 1.0

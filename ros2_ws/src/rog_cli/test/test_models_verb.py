@@ -243,10 +243,8 @@ def test_the_model_of_an_ended_run_is_offered_and_a_person_chooses(folder, capsy
             assert rog(capsys, 'pin', 1, '--run', 'run')[:2] == (
                 0, 'version 1 is offered, and stays until another choice\n')
             assert following.wait(LIMIT) and following.take() and following.version.number == 1
-            second = subprocess.run(
-                [sys.executable, '-m', 'rog_cli.main', 'models', 'serve', 'run', '--domain-id',
-                 str(domain)], text=True, capture_output=True, check=False, timeout=LIMIT)
-            assert second.returncode == 2 and 'offers a model already' in second.stderr
+            code, _, error = rog(capsys, 'serve', 'run', '--domain-id', domain)
+            assert code == 2 and 'offers a model already' in error
     finally:
         process.send_signal(signal.SIGINT)
         assert lines.ended()[0] == 0
