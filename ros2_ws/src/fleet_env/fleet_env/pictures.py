@@ -241,7 +241,7 @@ def _scans(data: memoryview) -> int:
     at, scans = 2, 0
     while scans <= MOST_SCANS and (found := _MARKER.search(data, at)) and found[1] != b'\xd9':
         scans += found[1] == b'\xda'
-        at = found.end() + int.from_bytes(data[found.end():found.end() + 2])
+        at = found.end() + int.from_bytes(data[found.end():found.end() + 2], 'big')
     return scans
 
 

@@ -354,9 +354,10 @@ def test_low_rank_adapters_are_trained_and_the_model_stays_that_of_the_policy(tm
     assert {*plain.state_dict()} == {*model.state_dict()} == {*start.state_dict()}
     for one in (plain, again):
         torch.testing.assert_close(one(*batch[0]), model.eval()(*batch[0]))
-    program = export.exported(task, again, 'export', 1)
-    torch.testing.assert_close(torch.export.load(io.BytesIO(program)).module()(*batch[0]),
-                               plain(*batch[0]))
+    if not torch.__version__.startswith('2.4.'):  # whose export knows no parametrizations
+        program = export.exported(task, again, 'export', 1)
+        torch.testing.assert_close(torch.export.load(io.BytesIO(program)).module()(*batch[0]),
+                                   plain(*batch[0]))
     further = Imitation(**{**made, 'start': str(tmp_path / 'learned.safetensors')})
     further.pretrain(after := further.model())
     torch.testing.assert_close(after.eval()(*batch[0]), plain(*batch[0]))

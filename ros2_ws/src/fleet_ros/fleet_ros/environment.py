@@ -77,7 +77,7 @@ def dds_environment(network: ReachConfig, robot: bool = False) -> dict[str, str]
         'ROS_SUPER_CLIENT': '' if robot or not network.discovery_server else 'TRUE',
         'RMW_FASTRTPS_USE_QOS_FROM_XML': '',
         'RMW_FASTRTPS_PUBLICATION_MODE': '',
-        **_routers(network)}
+        **_zenoh(network)}
 
 
 def refuse_false_security() -> None:
@@ -162,11 +162,28 @@ def _discovery_servers(network: ReachConfig) -> str:
 
 ROUTER_PORT = 7447  # of a router of rmw_zenoh, unless another is given
 _OVERRIDE = 'ZENOH_CONFIG_OVERRIDE'
+# With these variables a node of rmw_zenoh meets nobody, and does not wait for a router.
+ZENOH_ALONE = {
+    _OVERRIDE: 'mode="peer";connect/endpoints=[];listen/endpoints=[];'
+               'scouting/multicast/enabled=false;scouting/gossip/enabled=false',
+    'ZENOH_ROUTER_CHECK_ATTEMPTS': '-1'}
 _CLIENT, _CONNECT = 'mode="client"', 'connect/endpoints='
 
 
+def _zenoh(network: ReachConfig) -> dict[str, str]:
+    """Return the variables of rmw_zenoh, if it is used.
+
+    Zenoh 1.8 logs an error of its administration at the end of every process: without it, unless
+    the user has chosen what Zenoh logs.
+    """
+    if 'zenoh' not in os.environ.get('RMW_IMPLEMENTATION', ''):
+        return {}
+    return {'RUST_LOG': os.environ.get('RUST_LOG') or 'error,zenoh::api::admin=off',
+            **_routers(network)}
+
+
 def _routers(network: ReachConfig) -> dict[str, str]:
-    """Return what lets rmw_zenoh, if it is used, connect to the routers of the settings alone.
+    """Return what lets rmw_zenoh connect to the routers of the settings alone.
 
     A node is a client of the routers. rmw_zenoh's default, a peer, listens on its own machine's
     loopback interface, so peers on two machines without a router of their own never connect. The
@@ -175,7 +192,7 @@ def _routers(network: ReachConfig) -> dict[str, str]:
     :raises FleetFileError: this machine cannot resolve a router's name, or no router answers. Then
         rclpy.init would fail, with an error that names neither.
     """
-    if not network.discovery_server or 'zenoh' not in os.environ.get('RMW_IMPLEMENTATION', ''):
+    if not network.discovery_server:
         return {}
     theirs = [part for part in os.environ.get(_OVERRIDE, '').split(';')
               if part not in ('', _CLIENT) and not part.startswith(_CONNECT)]

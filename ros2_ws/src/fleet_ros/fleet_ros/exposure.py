@@ -20,7 +20,7 @@ from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from .environment import FASTDDS_FILES, dds_environment, fastdds_version
+from .environment import FASTDDS_FILES, ZENOH_ALONE, dds_environment, fastdds_version
 
 
 def leaves_machine(environment: Mapping[str, str]) -> bool:
@@ -36,6 +36,8 @@ def leaves_machine(environment: Mapping[str, str]) -> bool:
         # interfaces.
         return reach != 'OFF' and (local_only or reach != 'SYSTEM_DEFAULT' or not all(
             map(_is_loopback, _fastdds_interfaces(environment) or ['any'])))
+    if 'zenoh' in rmw:
+        return not ZENOH_ALONE.items() <= environment.items()
     if 'cyclonedds' not in rmw:
         return True
     return not (local_only or reach in ('LOCALHOST', 'OFF')
@@ -142,6 +144,7 @@ def look_before(name: str, namespace: str, arguments: Sequence[str] | None = Non
 def _declared(name: str, namespace: str, arguments: Sequence[str]) -> tuple[str, bool]:
     context = Context()
     with reaching(ReachConfig()):
+        os.environ.update(ZENOH_ALONE)
         context.init(list(arguments), domain_id=_ASIDE)
         try:
             node = Node(name, namespace=namespace, context=context, enable_rosout=False,
@@ -162,9 +165,14 @@ def _aside(name: str, namespace: str, arguments: Sequence[str]) -> Any:
     try:
         done = subprocess.run([sys.executable, '-m', __name__, name, namespace, *arguments],
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_LIMIT)
-        return json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):
+    except subprocess.TimeoutExpired:
         return None
+    # Zenoh logs to stdout, too
+    found = [line for line in done.stdout.splitlines() if line.startswith(_FOUND)]
+    return json.loads(found[0].removeprefix(_FOUND)) if found else None
+
+
+_FOUND = b'declared: '  # begins the line with the parameters
 
 
 _LIMIT = 60.0  # maximum time in seconds for reading the parameters
@@ -197,4 +205,4 @@ def reaching(network: ReachConfig) -> Iterator[None]:
 
 
 if __name__ == '__main__':
-    print(json.dumps(_declared(sys.argv[1], sys.argv[2], sys.argv[3:])))
+    print(_FOUND.decode() + json.dumps(_declared(sys.argv[1], sys.argv[2], sys.argv[3:])))

@@ -100,7 +100,11 @@ def test_with_zenoh_the_setting_names_the_routers_and_all_else_of_the_users_stay
     monkeypatch.setenv('RMW_IMPLEMENTATION', 'rmw_zenoh_cpp')
     monkeypatch.setenv('ZENOH_CONFIG_OVERRIDE',
                        'connect/endpoints=["tcp/10.0.0.9:7447"];queries_default_timeout=9')
-    assert 'ZENOH_CONFIG_OVERRIDE' not in dds_environment(ReachConfig())
+    monkeypatch.delenv('RUST_LOG', raising=False)
+    alone = dds_environment(ReachConfig())
+    assert 'ZENOH_CONFIG_OVERRIDE' not in alone and 'admin=off' in alone['RUST_LOG']
+    monkeypatch.setenv('RUST_LOG', 'debug')
+    assert dds_environment(ReachConfig())['RUST_LOG'] == 'debug'
     with socket.create_server(('127.0.0.1', 0)) as router:
         port = router.getsockname()[1]
         found = dds_environment(reach(f'localhost, 127.0.0.1:{port}'))['ZENOH_CONFIG_OVERRIDE']

@@ -65,7 +65,9 @@ class Node(ServerNode):
 def kind(name, what=''):
     return Kind(name, Node.packages, lambda cli_args: Node(name, what, cli_args), '')
 
-serve([kind('one'), kind('two', sys.argv[1])], ['fleet'])
+# open, since over Zenoh nothing keeps a node to this machine
+serve([kind('one'), kind('two', sys.argv[1])],
+      ['fleet', '--ros-args', '-p', 'security.open:=true'])
 """
 
 

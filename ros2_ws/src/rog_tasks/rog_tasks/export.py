@@ -61,7 +61,7 @@ def exported(task: Task, model: nn.Module, kind: str, world: int = 1) -> bytes:
     :param model: the trained model of the task; it is put into eval mode.
     :param kind: ``torchscript``, for `torch.jit.load`; or ``export``, for `torch.export.load`.
         It is called as the loss calls the model. With ``export``, the first axis of each input may
-        have another length, if the model allows.
+        have another length, if the model allows and PyTorch is 2.6 or newer.
     :raises TaskError: PyTorch cannot export the model, or it exports another one.
     """
     import torch
@@ -77,7 +77,8 @@ def exported(task: Task, model: nn.Module, kind: str, world: int = 1) -> bytes:
                 file.seek(0)
                 again = torch.jit.load(file)
             else:
-                first = {0: torch.export.Dim.AUTO}
+                # PyTorch has it from 2.6 on; before, each axis is as long as in the example
+                first = {0: getattr(torch.export.Dim, 'AUTO', None)}
                 torch.export.save(torch.export.export(
                     model, given, named, dynamic_shapes=_shapes(model, given, named, first)), file)
                 file.seek(0)

@@ -241,7 +241,8 @@ class _Document:
         if not isinstance(node, dict):
             raise FleetFileError(f'the setting above {last!r} holds no keys', where)
         node[last] = Text(value) if isinstance(value, str) else value
-        self._overrides[(*path, last)] = where
+        whole = (*path, last)
+        self._overrides[whole] = where
 
     def fleet(self) -> FleetConfig:
         """Return the fleet that the file describes."""

@@ -75,8 +75,9 @@ class _Reader:
             for key_node, value_node, merged in self._pairs(node):
                 key, at = str(key_node.value), key_node.start_mark.line + 1
                 if key not in entries:
-                    self._lines[(*path, key)] = at
-                    entries[key] = self._plain(value_node, (*path, key))
+                    inner = (*path, key)
+                    self._lines[inner] = at
+                    entries[key] = self._plain(value_node, inner)
                 elif not merged:
                     raise self._error(f'the key {key!r} occurs twice', self._file, at)
             return entries
