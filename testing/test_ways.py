@@ -1,5 +1,6 @@
 """The pictures of the ways through the code show the functions that run, in the order of calls."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,17 @@ def test_the_functions_are_called_in_the_order_of_the_picture(name):
 @pytest.mark.parametrize('name', WAYS)
 def test_the_picture_in_the_documents_is_the_one_that_is_drawn(name):
     assert (IMAGES / f'way_{name}.svg').read_text() == drawing(WAYS[name])
+
+
+def test_the_files_to_open_are_there_and_as_many_as_the_page_says():
+    text = (ROOT / 'docs/inside/ways.md').read_text()
+    rows = re.findall(r'^\| [^|]*\((\d+)\) \| (.*) \|$', text, re.M)
+    assert len(rows) == 3
+    for count, listed in rows:
+        folder, files = Path(), set()
+        for name in map(Path, re.findall(r'`([\w/.]+)`', listed)):
+            folder = name if not name.suffix else name.parent if name.parent.name else folder
+            if name.suffix:
+                files.add(folder / name.name)
+        assert len(files) == int(count)
+        assert not [f for f in files if not [*ROOT.glob(f'ros2_ws/src/*/{f}')]]
