@@ -50,6 +50,10 @@ class Session:
         self.heard = now
         self._ping_at = now + self.lease / 4 if self._pings else math.inf
 
+    def ping(self, now: float) -> None:
+        """Ask at once whether the peer lives."""
+        self._ping_at = now
+
     def take(self, packet: Packet, now: float) -> list[bytes]:
         """Process what the peer has sent; return the messages that are complete now.
 

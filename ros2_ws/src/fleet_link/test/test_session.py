@@ -90,6 +90,16 @@ def test_two_that_have_nothing_to_say_stay_together():
     assert not robot.ended and not server.ended
 
 
+def test_a_peer_that_lives_answers_a_ping_at_once():
+    robot, server = ends()
+    robot.ping(0.1)
+    for packet in robot.poll(0.1):
+        server.take(packet, 0.2)
+    answer, = server.poll(server.deadline)
+    robot.take(answer, 0.3)
+    assert server.heard == 0.2 and robot.heard == 0.3
+
+
 @pytest.mark.parametrize('deaf', [0, 1])
 def test_a_silent_peer_ends_the_session_after_the_lease(deaf):
     sides = ends()

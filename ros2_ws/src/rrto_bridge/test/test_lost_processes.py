@@ -197,6 +197,25 @@ def test_a_server_whose_machine_is_gone_ends_a_program_with_one_error(domain):
 
 
 @pytest.mark.long
+def test_a_program_that_can_go_on_waits_for_a_sign_of_life_and_not_for_the_lease(domain):
+    stopped = domain.server('q', lease=600.0)   # longer than the tests wait
+    stopped.wait('serving as q')
+    goes_on = loop(domain, 'q', '--on-loss', 'local')
+    goes_on.wait('^199$')
+    group = [stopped.process.pid, *children(stopped.process.pid)]
+    group += [grandchild for child in group[1:] for grandchild in children(child)]
+    for pid in group:
+        os.kill(pid, signal.SIGSTOP)
+    goes_on.wait(r'nothing was heard of it for \d+\.\d s; continuing on this machine')
+    at = max(int(line) for line in goes_on.lines() if line.strip().isdigit())
+    goes_on.wait(f'^{at + 300}$')
+    for pid in group:
+        os.kill(pid, signal.SIGCONT)
+    goes_on.wait('the server is back; continuing there')
+    goes_on.process.kill()
+
+
+@pytest.mark.long
 def test_a_killed_server_ends_a_program_at_once(domain):
     killed = domain.server('a', lease=600.0)   # longer than the tests wait
     killed.wait('serving as a')

@@ -66,6 +66,9 @@ TURN = 30.0  # time in seconds within which the server must have started a proce
 ASKED = 6
 # seconds to wait after the server has ended: the same Ctrl+C may also end this program
 GRACE = 0.5
+# A program that can go on without the server waits so many seconds for a word of it; after `PROBE`
+# seconds it asks for one.
+LATE, PROBE = 2.0, 0.4
 PATIENT = 2.0  # seconds of waiting for the server after which a line says so
 LOOK = 0.25           # seconds between searches for a server, after the server was lost
 HERE = 0.002    # seconds between attempts to go on without the server, between calls of the program
@@ -331,6 +334,7 @@ class Link(Port):
 
     def receive(self) -> bytes:
         """Return the server's next message."""
+        began = time.monotonic()
         while not self._inbox:
             if self.lost:
                 self._end_daemon()
@@ -338,14 +342,35 @@ class Link(Port):
                 raise LinkError(self.why())
             self.idle = True
             try:
-                self._arrived.get(timeout=self.lease / 4)
+                self._arrived.get(timeout=min(PROBE, self.lease / 4))
             except Empty:
                 # Check for silence here as well, because a wait must not rely on the node's
                 # thread.
                 self._look_at_silence()
+                if self._goes_on:
+                    self._ask_whether_it_lives(began)
             finally:
                 self.idle = False
         return self._inbox.popleft()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the program continues on this machine if the server is lost."""
+        return self.engine is not None and self.engine.journal is not None
+
+    def _ask_whether_it_lives(self, began: float) -> None:
+        """Let the program continue here if the server does not even acknowledge a ping.
+
+        ``began``: when the program began to wait, by the monotonic clock.
+        """
+        now = time.monotonic()
+        silent = now - max(began, self.session.heard)
+        if silent > max(LATE, 4 * self.stream.sender.link.timeout):
+            self._fail(f'nothing was heard of it for {silent:.1f} s')
+        elif silent > PROBE:
+            with self._changed:
+                self.session.ping(now)
+                self._poll()
 
     def _end_daemon(self) -> None:
         """End this thread silently if it is a daemon thread and the program has ended."""
@@ -359,8 +384,7 @@ class Link(Port):
         during the wait, the program ends with KeyboardInterrupt instead of an error about the
         server. A program that continues without the server gets no error, so it does not wait.
         """
-        goes_on = self.engine is not None and self.engine.journal is not None
-        if self.lost == ENDED and not self._waited and not goes_on:
+        if self.lost == ENDED and not self._waited and not self._goes_on:
             self._waited = self.idle = True
             try:
                 time.sleep(GRACE)
