@@ -10,12 +10,13 @@ and after it, so that a test finds a write outside of the allocation.
 
 import ctypes
 import hashlib
+import os
 import re
 import subprocess
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,8 @@ import torch
 from rog_core import cuda
 
 HERE = Path(__file__).parent
-BUILT = HERE.parents[3] / 'build/cuda_cpu'
+# tools/arm64.py shows the checkout read-only
+BUILT = (HERE.parents[3] / 'build' if os.access(HERE, os.W_OK) else Path(gettempdir())) / 'cuda_cpu'
 FAMILIES = sorted(path.stem for path in Path(cuda.__file__).parent.glob('*.cu'))
 ARCHITECTURES = (72, 75, 86, 87, 89, 90)
 POISON, MARGIN = 0xa5, 64
@@ -51,8 +53,7 @@ def _convert(argument, kind, pointer):
 def build(text, *defines):
     """Compile kernels with g++; return a function that launches a kernel by its name.
 
-    The compiled library stays in the folder `build` of the checkout, so that it is compiled only
-    once.
+    The compiled library stays in `BUILT`, so that it is compiled only once.
     """
     wrappers, parameters = [], {}
     for name, declared in _KERNEL.findall(text):
