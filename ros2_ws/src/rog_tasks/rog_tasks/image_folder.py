@@ -6,6 +6,7 @@ measurements: if an image cannot be read, an error names it.
 """
 
 import hashlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +98,10 @@ def _content(files: Files) -> str:
 
 def _decoded(part: str, files: Files, classes: list[str], size: int) -> Tensors:
     numbers = {name: number for number, name in enumerate(classes)}
-    progress = Progress(f'reading the images of {files.path}', len(files.names))
+    print(f'reading the {len(files.names)} images of {files.path}', file=sys.stderr, flush=True)
     pixels: NDArray[np.uint8] = np.empty((len(files.names), 3, size, size), np.uint8)
-    files.hold(files.names)
+    files.hold(files.names)     # takes long for an archive, and is no step of the progress
+    progress = Progress(f'reading the images of {files.path}', len(files.names))
     for index, name in enumerate(files.names):
         try:
             pixels[index] = decode(files.read(name), (size, size), 3)

@@ -72,7 +72,7 @@ def longest(fleet: FleetConfig, gradient: float, runs: int = 1, jobs: int | None
         seconds = (GRADIENTS * gradient + OVERHEAD) * gradients / min(jobs or cores, runs)
     else:  # the robots' gradients are computed in parallel
         seconds = (GRADIENTS * gradient / min(cores, len(paces)) + OVERHEAD) * gradients
-    return f'this takes at most about {duration(max(1.0, seconds))} on this machine'
+    return f'the training takes at most about {duration(max(1.0, seconds))} on this machine'
 
 
 @contextmanager
