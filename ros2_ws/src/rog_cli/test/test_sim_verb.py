@@ -265,7 +265,7 @@ def test_a_bad_choice_is_refused_before_anything_is_written(capsys, mine, tmp_pa
 def refused(capsys, mine, tmp_path, arguments, says):
     out = tmp_path / 'out'
     code, text, error = sim(capsys, mine, '--out', str(out), *arguments)
-    said = '(mine, .*: loading the task a_line:.*\n(Linear: .*\nthis takes .*\n)?)?'
+    said = '(mine, .*: loading the task a_line:.*\n(Linear: .*\nthe training takes .*\n)?)?'
     assert code == 2 and re.fullmatch(said, text)
     assert error.startswith('rog: ') and error.count('\n') == 1
     for part in says:
