@@ -8,8 +8,9 @@ import pytest
 import remote
 import torch
 from fleet_testing import mostly_long
+from rrto_bridge.client.replaying import Replaying
 from rrto_bridge.protocol.actions import Abandon, Define, Forget, Start
-from rrto_bridge.protocol.errors import UnknownOperator
+from rrto_bridge.protocol.errors import LinkError, UnknownOperator
 from torch import nn
 
 LAYERS = 5
@@ -216,6 +217,28 @@ def test_a_server_that_is_back_has_rehearsed(monkeypatch):
         assert set(found.port.performer.context.tensors) <= set(remote.device().connection._there)
         assert [infer(k) for k in range(40, 50)] == [3.0 * (k + 1) for k in range(40, 50)]
     assert remote.device().connection.engine is found and found.inferences == 10
+
+
+@pytest.mark.parametrize('error', [LinkError, ZeroDivisionError])
+def test_a_rehearsal_that_fails_is_not_tried_again(error, monkeypatch):
+    lost = remote.start('replay', 30, journal=True)
+    found = remote.another('replay')
+    rehearsed = []
+    closed = []
+    found.port.close = lambda: closed.append(1)
+
+    def fails(*arguments):
+        rehearsed.append(1)
+        raise error('zeros')
+    monkeypatch.setattr(Replaying, '_rehearse', fails)
+    own = torch.nn.Linear(3, 3).cuda()
+    with torch.no_grad():
+        want = [own(torch.ones(3).cuda()).cpu() for _ in range(40)][0]
+        assert not lost.port.back() and rehearsed == closed == [1]
+        assert lost.port.back() and rehearsed == [1]
+        for _ in range(3):
+            torch.testing.assert_close(own(torch.ones(3).cuda()).cpu(), want)
+    assert remote.device().connection.engine is found
 
 
 def test_a_server_that_is_back_replays_the_first_inference():

@@ -174,17 +174,17 @@ class Replaying(PerCall):
             self.journal.freed(handle)
         self._dropped.clear()
 
-    def inherit(self, lost: Replaying, there: Collection[int]) -> None:
+    def inherit(self, lost: Replaying, there: Collection[int], rehearses: bool) -> None:
         """Find out which sequences of a lost server have only operators that this server has.
 
-        Run them once, so that the program's first inference here takes no longer than the later
-        ones. ``there``: handles of the program's tensors that this server has.
+        ``rehearses``: whether to run them once, so that the program's first inference here takes no
+        longer than the later ones. ``there``: handles of the program's tensors on this server.
         """
         former = [(sequence, {step.op for step in sequence.steps} - {HTOD, DTOH, SEEDING})
                   for sequence in lost.replay.former]
         has = self.has(set().union(*(ops for _, ops in former)))
         self._inherited = [sequence for sequence, ops in former if ops <= has]
-        for sequence in self._inherited:
+        for sequence in self._inherited if rehearses else ():
             self._rehearse(sequence, lost, there)
 
     def _rehearse(self, sequence: Sequence, lost: Replaying, there: Collection[int]) -> None:

@@ -41,6 +41,7 @@ class Connection:
         self._local = local or Here()
         self._lost: PerCall | None = None       # the engine of the lost server
         self._next: PerCall | None = None       # the engine of a server that answers after the loss
+        self._rehearses = True      # whether that server runs the known sequences once before
         self._there: dict[int, str] = {}        # the tensors that this server has, see `prepare`
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
@@ -181,10 +182,14 @@ class Connection:
             found.machine.follow(self.engine.machine)
             self._there = prepare(lost.journal, found)
             if isinstance(found, Replaying) and isinstance(lost, Replaying):
-                found.inherit(lost, self._there)
+                # A rehearsal may bring the program's process on the server down, which zeros can
+                # do: not again then.
+                rehearses, self._rehearses = self._rehearses, False
+                found.inherit(lost, self._there, rehearses)
+                self._rehearses = True
         except OutOfMemory:
             pass                # `resume` says so
-        except RrtoError:
+        except Exception:       # also an operator's error in the rehearsal
             found.port.close()
             return False
         self._next = found
