@@ -832,7 +832,7 @@ def test_another_server_takes_the_next_inference_of_one_that_ends(processes, sto
                 infer(shared)
             assert clients.index(shared._client.present) != first, end
             late = shared.report.fallbacks - before.fallbacks
-            assert late <= 1, end   # on a busy machine also with SIGTERM, which itself costs none
+            assert late <= (end != signal.SIGTERM), end
 
 
 def test_requests_of_several_robots_are_computed_together_and_each_gets_its_own(

@@ -11,6 +11,7 @@ from lopinfer_node.planning.plan import DEVICE, SERVER, Plan
 from lopinfer_node.runtime.execution import Form
 from lopinfer_node.runtime.outbox import Outbox, Route
 from lopinfer_node.runtime.server import (
+    KNOWN,
     REFUSALS,
     Join,
     Leave,
@@ -390,7 +391,7 @@ def test_a_paused_server_finishes_what_is_under_way_and_begins_nothing_new():
     for piece in first[1:]:
         (ack,) = server.on_piece('robot1', piece, 1.0)
         assert ack.message.status == OK
-    assert server.busy and results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}
+    assert server.busy(1.0) and results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}
     (ack,) = server.on_piece('robot1', second[0], 1.0)
     assert ack.message.status == NOT_OPEN and server.work(1.0) is None
     reply, actions = server.on_open(open_request(), 1.0)
@@ -568,6 +569,30 @@ def test_lanes_compute_what_is_theirs_and_a_failure_stays_with_its_robot():
     assert server.dropped['failed'] == 1
 
 
+def test_a_server_that_ends_serves_who_may_not_have_heard_of_it_yet():
+    server = serving('robot1')
+    inputs = [np.arange(12)]
+    first, second, third = (pieces_of(inputs, number) for number in (1, 2, 3))
+    server.on_piece('robot1', first[0], 1.0)
+    server.leaving = True
+    again = server.on_piece('robot1', first[0], 1.0)[0]
+    assert again.message.status == LEAVING and server.busy(9.0)
+    for piece in second:    # was sent before the robot took that acknowledgement
+        assert server.on_piece('robot1', piece, 1.0 + KNOWN / 2)[0].message.status == LEAVING
+    assert results(finish(server)) == {'robot1': expected(GRAPH, inputs)[0]}
+    ack = server.on_piece('robot1', third[0], 1.0 + KNOWN)[0]
+    assert ack.message.status == NOT_OPEN and server.work(1.0) is None
+
+
+def test_a_late_piece_tells_that_the_server_ends():
+    server = serving('robot1')
+    first, second = (pieces_of([np.arange(12)], number) for number in (1, 2))
+    for piece in (*first, *second):
+        server.on_piece('robot1', piece, 1.0)
+    server.leaving = True
+    assert server.on_piece('robot1', first[0], 2.0)[0].message.status == LEAVING
+
+
 def test_later_steps_may_be_under_way_when_the_first_results_are_there():
     """A GPU computes on while the bytes of earlier steps are copied."""
     own = PLAN.own.copy()
@@ -582,7 +607,7 @@ def test_later_steps_may_be_under_way_when_the_first_results_are_there():
         queued.append(work)
     assert len(queued) == 3
     for work in queued:
-        assert server.busy
+        assert server.busy(1.0)
         sent += server.on_computed(work, [work.members[0].execution.pieces(work.steps)], 0.1, 1.0)
     assert [s.message.transfer for s in sent] == [t.index for t in plan.transfers
                                                   if t.source == SERVER]

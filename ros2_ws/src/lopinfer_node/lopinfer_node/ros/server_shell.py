@@ -197,7 +197,7 @@ class Server:
     def busy(self) -> bool:
         """Return whether a request is running, or a robot does not know that the server ends."""
         with self._changed:
-            return self.machine.busy
+            return self.machine.busy(time.monotonic())
 
     def add(self, traced: Traced) -> None:
         """Store and prepare a model that was traced or loaded on this computer."""

@@ -63,6 +63,9 @@ REFUSALS = 64    # number of refused models for which the server remembers the r
 # seconds of a client's silence after which another process may use the client's name
 TAKE_OVER = 2.0
 FAREWELL = 1.0   # seconds for which a client that has ended is still answered
+# Seconds after which a client that was told that the server ends sends it no more requests. What it
+# sends meanwhile is computed: the news may still wait on a busy robot.
+KNOWN = 0.25
 LOADING = OpenReply(PREPARING, 'the server loads and measures the model')
 
 
@@ -277,7 +280,7 @@ class ServerMachine:
         # If True, the server ends: it tells each client so with the answer to the client's next
         # message, and refuses the requests after that one.
         self.leaving = False
-        self._told: set[str] = set()        # clients that know that the server ends
+        self._told: dict[str, float] = {}   # when each client was told that the server ends
         self.changed = False        # set when `work` may return new steps; the shell resets it
         self._stored = set(stored)
         self._joins = 0                     # number of sessions until now
@@ -290,11 +293,15 @@ class ServerMachine:
         """Return the names of the clients."""
         return list(self._sessions)
 
-    @property
-    def busy(self) -> bool:
+    def busy(self, now: float) -> bool:
         """Return whether a request is running, or a client does not know that the server ends."""
         return any(s.request is not None or not s.outbox.idle
-                   or self.leaving and s.client not in self._told for s in self._sessions.values())
+                   or self.leaving and not self._knows(s.client, now)
+                   for s in self._sessions.values())
+
+    def _knows(self, client: str, now: float) -> bool:
+        """Return whether a client sends no more requests, because it was told some time ago."""
+        return now >= self._told.get(client, math.inf) + KNOWN
 
     # -- models and clients ----------------------------------------------------------------------
 
@@ -451,7 +458,7 @@ class ServerMachine:
                          (self.incarnation + self._joins) % 2**64, request.digest, now, outbox,
                          Inlets(lambda: outbox.link.rate))
         self._sessions[request.client] = fresh
-        self._told.discard(request.client)
+        self._told.pop(request.client, None)
         return fresh, [] if session is not None else [Join(request.client)]
 
     def on_stored(self, digests: Collection[str]) -> None:
@@ -564,6 +571,8 @@ class ServerMachine:
         except RemoteError:
             self.dropped['corrupt'] += 1
             return []
+        if self.leaving and status == LEAVING:
+            self._told.setdefault(client, now)
         link = session.outbox.link
         link.on_heard(now)
         ack = session.acked = acknowledge(session.arrivals, piece, now, status,
@@ -572,10 +581,7 @@ class ServerMachine:
 
     def _take(self, session: _Session, piece: Piece, now: float) -> tuple[int, float]:
         """Take a piece; return status and wait of its acknowledgement."""
-        told = not self.leaving or session.client in self._told
-        if self.leaving:
-            self._told.add(session.client)
-        if (self.paused or self.leaving and told) and (
+        if (self.paused or self.leaving and self._knows(session.client, now)) and (
                 piece.transfer == PROBE or piece.request > session.number):
             return NOT_OPEN, 0.0  # the client then calls `Open` and gets the reason
         if piece.transfer == PROBE:
@@ -586,7 +592,7 @@ class ServerMachine:
                 PIXELS if session.pixels else OK, 0.0
         if piece.request < session.number:
             self.dropped['late'] += 1
-            return OK, 0.0
+            return LEAVING if self.leaving else OK, 0.0
         if piece.bin >= len(session.plans) or piece.plan != session.plans[piece.bin].number:
             self.dropped['plan'] += 1
             return NO_PLAN, 0.0
@@ -629,7 +635,7 @@ class ServerMachine:
             return []
         if ack.status == LEAVING:
             session.heard = now
-            self._told.add(client)
+            self._told[client] = -math.inf      # it ends, too
             session.ended, session.request = True, None
             session.outbox.clear()
             return [Send(client, Ack(ack.packet, 0, now, ack.incarnation, NOT_OPEN))]
