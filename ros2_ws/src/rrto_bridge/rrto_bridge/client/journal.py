@@ -140,8 +140,8 @@ class Journal:
             if node.digest:
                 yield partial(port.place, node.upload(), node.keep)
             elif call.op == HTOD:
-                yield partial(port.make,
-                              (HTOD, call.results[0], call.metas[0], memoryview(node.data)))
+                upload = node.upload()
+                yield partial(port.make, (HTOD, upload.handle, upload.meta, upload.data))
             else:
                 first = min(fresh, default=0) or port.machine.allocate(1)
                 yield partial(port.make, (call.op, call.arguments, call.keywords, first))

@@ -20,7 +20,6 @@ import rclpy
 import torch
 from fleet_compute.inlets import Inlets
 from fleet_link.seal import Seal
-from fleet_link.session import LAST_WORDS
 from fleet_ros.alarm import Alarm
 from fleet_ros.channel import Channel
 from fleet_ros.device import limit_memory, warm_up
@@ -165,11 +164,9 @@ class _Worker:
 
     def _answered(self) -> bool:
         """Repeat the reason of the end until the program answers; return whether it has."""
-        end = time.monotonic() + LAST_WORDS
-        while not self.session.answered and (left := end - time.monotonic()) > 0:
+        while not self.session.over:
+            self._changed.wait(max(0.0, self.session.deadline - time.monotonic()))
             self._poll()
-            self._changed.wait(max(0.0, min(left, self.session.deadline - time.monotonic())))
-        self._poll()    # answers the program's own end
         return self.session.answered
 
     def _work(self) -> None:
