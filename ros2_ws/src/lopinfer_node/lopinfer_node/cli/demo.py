@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)   # if this fails, measure nothing
     print(f'{options.model}: robot and server are two processes with one thread each, the robot '
           f'{options.slowdown:g} times as slow; the link is emulated, {DELAY * 1e3:g} ms each way.'
-          '\nWith the default options this takes three quarters of a minute on two idle cores, the '
+          '\nWith the default options this takes about 45 s on two idle cores, the '
           'first time after an installation up to half a minute more, to compile. First both sides '
           'measure the model.', flush=True)
     import torch  # takes seconds
