@@ -8,6 +8,7 @@ import pytest
 import remote
 import torch
 from fleet_testing import mostly_long
+from rrto_bridge.client.inprocess import InProcess
 from rrto_bridge.client.replaying import Replaying
 from rrto_bridge.protocol.actions import Abandon, Define, Forget, Start
 from rrto_bridge.protocol.errors import LinkError, UnknownOperator
@@ -193,6 +194,22 @@ def test_a_program_goes_on_here_before_it_notices_the_loss(capsys):
         here = connection.engine
         assert engine.port.on_lost() and connection.engine is here
         assert all(torch.equal(own(row.cuda()).cpu(), y) for row, y in zip(x, got, strict=True))
+
+
+def test_what_the_program_has_dropped_is_not_computed_again_when_the_server_is_lost(monkeypatch):
+    engine = remote.start('replay', journal=True)
+    again, make = [], InProcess.make
+    monkeypatch.setattr(InProcess, 'make', lambda self, item: again.append(item) or make(self, item))
+    own, count, x = torch.nn.Linear(4, 4).cuda(), torch.zeros(4).cuda(), torch.rand(9, 2, 4)
+    with torch.no_grad():
+        for row in x:
+            count.add_(1)
+            own(torch.relu(row.cuda())).cpu()
+        engine.port.lives = engine.port.waits       # the server ends now
+        assert engine.port.on_lost()
+        ops = {item[0] for item in again if str(item[0]).startswith('aten.')}
+        assert ops == {'aten.add_.Tensor'}, 'only `count` is still needed'
+        assert torch.equal(count.cpu(), torch.full((4,), 9.0))
 
 
 def test_a_server_that_is_back_has_rehearsed(monkeypatch):

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -43,6 +44,8 @@ class Connection:
         self._next: PerCall | None = None       # the engine of a server that answers after the loss
         self._rehearses = True      # whether that server runs the known sequences once before
         self._there: dict[int, str] = {}        # the tensors that this server has, see `prepare`
+        # returns, once, the handles of tensors that the program no longer references
+        self.dropped: Callable[[], list[int]] = list
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
@@ -115,6 +118,8 @@ class Connection:
         """Continue on this machine, after the loss of the server or of the process on the GPU."""
         lost = self.engine
         assert lost.journal is not None
+        with suppress(LinkError):   # the journal has noted it then; no call remakes these tensors
+            lost.free(self.dropped())
         lost.lost()
         for port in self._local.places(lost.machine):
             try:

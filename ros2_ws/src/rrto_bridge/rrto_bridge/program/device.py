@@ -51,6 +51,7 @@ class Device:
     def __init__(self, connect: Callable[[], PerCall], local: Here | None = None) -> None:
         self.connection = Connection(connect, local)
         self.lifetimes = Lifetimes(self.connection)
+        self.connection.dropped = self.lifetimes.dropped
         self._announced: set[str] = set()       # operators that `_run_on_cpu` reported to the user
         self.refusals = 0   # number of calls for which the server had too little memory
         self._thread = threading.local()

@@ -157,16 +157,20 @@ class Lifetimes:
                 journal.fetched(handle, *connection.ask('download', handle))
         if len(released) < connection.engine.batch and not at_once:
             return
-        dropped = []
+        if dropped := self.dropped():
+            connection.ask('free', dropped)
+
+    def dropped(self) -> list[int]:
+        """Return, once, the tensors on the server that the program no longer references."""
+        found = []
         while released:
             handle = released.popleft()
             if self._shared.get(handle, 0) > 0:
                 self._shared[handle] -= 1
             elif self._deferred.pop(handle, None) is None:
                 self._shared.pop(handle, None)
-                dropped.append(handle)
-        if dropped:
-            connection.ask('free', dropped)
+                found.append(handle)
+        return found
 
 
 def become(target: RemoteTensor, other: RemoteTensor) -> RemoteTensor:
