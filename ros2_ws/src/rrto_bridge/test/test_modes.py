@@ -199,7 +199,8 @@ def test_a_program_goes_on_here_before_it_notices_the_loss(capsys):
 def test_what_the_program_has_dropped_is_not_computed_again_when_the_server_is_lost(monkeypatch):
     engine = remote.start('replay', journal=True)
     again, make = [], InProcess.make
-    monkeypatch.setattr(InProcess, 'make', lambda self, item: again.append(item) or make(self, item))
+    monkeypatch.setattr(
+        InProcess, 'make', lambda self, item: again.append(item) or make(self, item))
     own, count, x = torch.nn.Linear(4, 4).cuda(), torch.zeros(4).cuda(), torch.rand(9, 2, 4)
     with torch.no_grad():
         for row in x:
