@@ -597,8 +597,11 @@ class Inlet:
         """Return the seconds for each byte of elements until it is decoded."""
         return self._seconds[codec] * (1 + DECODING[codec]) + self._ratios[codec] / rate
 
-    def compare(self, elements: NDArray[Any], layout: Layout, rate: float) -> None:
-        """Compare the codecs on a part of the elements, for a link of ``rate`` bytes/s."""
+    def compare(self, elements: NDArray[Any], layout: Layout, rate: float) -> bool:
+        """Compare the codecs on a part of the elements, for a link of ``rate`` bytes/s.
+
+        Return whether what is chosen is also what sends the fewest bytes.
+        """
         part, own = _sample(elements, layout)
         self._compared = self._fresh = True
         self._left, self._rate, ratios = AGAIN, rate, {}
@@ -619,6 +622,7 @@ class Inlet:
                 ratios[codec] = whole if 0.7 * before < of_part < 1.4 * before else of_part
         self._ratios = ratios
         self._choose(rate)
+        return self.expected <= min(ratios.values(), default=1.0)
 
     def _choose(self, rate: float) -> float:
         """Choose by what was measured; return what `expects` returns."""
@@ -779,8 +783,8 @@ def lengthened(data: Buffer, nbytes: int) -> Buffer:
 def share(elements: NDArray[Any], layout: Layout, rate: float, file: File | None = None) -> float:
     """Return the bytes that would be sent for each byte of these elements, by a part of them."""
     inlet = Inlet()
-    if elements.nbytes >= LEAST:
-        inlet.compare(elements, layout, rate)
+    if elements.nbytes >= LEAST and not inlet.compare(elements, layout, rate):
+        inlet.compare(elements, layout, rate)   # the machine may have been busy for a moment
     shares = [inlet.expected]
     if file is not None and (data := _of_file(file, elements.size, layout.mixed, elements.data)):
         shares.append(len(data) / elements.nbytes)

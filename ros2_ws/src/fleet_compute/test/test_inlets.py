@@ -187,6 +187,22 @@ def test_the_first_call_of_a_process_does_not_count(clock, monkeypatch):
     assert max(sizes(Inlet(), 5)) < .2
 
 
+@pytest.mark.parametrize('paused', NAMES)
+def test_a_moment_in_which_the_machine_is_busy_does_not_decide_what_is_planned(
+        clock, monkeypatch, paused):
+    usual, left = inlets.share(*NORMAL, 1e6), [paused]
+
+    def paused_once(codec, elements, layout):
+        if codec in left:
+            left.remove(codec)
+            clock['more'](1)
+        return timed(codec, elements, layout)
+    timed = inlets.encode
+    monkeypatch.setattr(inlets, 'encode', paused_once)
+    assert inlets.share(*NORMAL, 1e6) == usual < .3
+    assert not left
+
+
 def test_comparing_takes_little_of_the_time_on_the_link_however_its_rate_jumps(clock):
     """As over bad Wi-Fi: one comparison takes a tenth of the time of a transfer."""
     clock.update(dict.fromkeys(NAMES, 1e-8))
