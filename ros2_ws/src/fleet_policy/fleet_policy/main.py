@@ -20,6 +20,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _build() -> Any:
+    print("the policy's node starts: some 5 s, to load PyTorch and the policy", file=sys.stderr,
+          flush=True)
     from .node import PolicyNode
     return PolicyNode()
 

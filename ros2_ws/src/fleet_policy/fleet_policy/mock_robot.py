@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,6 @@ from . import qos
 from .contract import Contract, Observation
 from .errors import PolicyError
 from .messages import TRAJECTORY, message_class, write
-from .policy import load_contract
-from .sources import made_up
 
 FRAMES = 8   # number of different images, which are published in turn
 
@@ -46,6 +44,10 @@ class MockRobot(Node):
     """
 
     def __init__(self, contract: Contract | None = None, **options: Any) -> None:
+        # They import PyTorch, and Ctrl+C works only while the node is built.
+        from .policy import load_contract
+        from .sources import made_up
+
         super().__init__('mock_robot', **options)
         settings = declare(self, RobotSettings)
         if not (contract or settings.policy or settings.contract):
@@ -110,6 +112,10 @@ def _get(message: Any, path: str) -> Any:
     return message
 
 
+def _topics(entries: Mapping[str, Any]) -> str:
+    return ', '.join(dict.fromkeys(entry.topic for entry in entries.values()))
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the robot until it is stopped."""
     return run(MockRobot, _serve, args, ('fleet_policy', 'rog_tasks'),
@@ -117,6 +123,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _serve(node: Any, interruption: Interruption) -> int:
+    contract = node.contract
+    node.get_logger().info(
+        f'a mock robot publishes {_topics(contract.observations)} at {contract.rate:g} Hz, and '
+        f'does what it hears in {_topics(contract.actions)}')
     stopped: list[bool] = []
     spin_until(node, lambda: bool(stopped), interruption, lambda: stopped.append(True))
     return 0

@@ -40,7 +40,7 @@ from .messages import message_class
 from .observer import Observer, batch_of
 from .own_gpu import OwnGpu
 from .parameters import PolicySettings
-from .policy import chunk_of, example, inputs_of, load_contract, load_policy
+from .policy import chunk_of, example, inputs_of, load_contract, load_policy, named_failures
 from .report import diagnosis, values_of
 
 STATUS_PERIOD = 0.5    # seconds between two statuses
@@ -133,7 +133,8 @@ class PolicyNode(ManagedNode):
 
     def _open_places(self) -> None:
         s = self.settings
-        model = self.policy.model()
+        with named_failures('model', self.policy):
+            model = self.policy.model()
         if not isinstance(model, torch.nn.Module):
             raise PolicyError(f'model of the policy must return a torch.nn.Module, got '
                               f'{type(model).__name__}')
@@ -141,7 +142,8 @@ class PolicyNode(ManagedNode):
         # Before anything else sees the model: it has one copy of its weights on the robot, with
         # which the robot computes both alone and its share.
         model.eval().to(device)
-        inputs = example(self.policy, self.contract)
+        with named_failures('observe', self.policy):
+            inputs = example(self.policy, self.contract)
         robot = self.get_namespace().strip('/') or 'robot'
         follow = s.followed(partial(self._tried, device))
         current: Callable[[], torch.nn.Module] = partial(_same, model)
@@ -171,7 +173,8 @@ class PolicyNode(ManagedNode):
             shared = there(current, torch.device('cuda'))
         alone = slowed(self._on_own_gpu(current) or on_device(lambda *x: current()(*x), device),
                        s.slowdown)
-        self._measure(alone, inputs)
+        with named_failures('its model', model, inputs):
+            self._measure(alone, inputs)
         self._computing = {ROBOT: self._place(ROBOT, alone, lambda: ROBOT)}
         if shared is not None:
             self._computing[SERVER] = self._place(SERVER, shared, where)

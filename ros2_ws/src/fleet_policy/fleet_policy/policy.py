@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rog_tasks.errors import TaskError
+from rog_tasks.failure import shortened, where
 from rog_tasks.loading import load_object
 
 from .contract import Contract, make_contract, read_contract
@@ -107,19 +109,39 @@ def load_policy(spec: str, options: Mapping[str, Any], contract: Contract) -> Po
     """
     made = _load(spec)
     given = dict(options)
-    try:
-        if 'contract' in inspect.signature(made).parameters:
-            given.setdefault('contract', contract)
-        policy = made(**given)
-    except (TypeError, ValueError) as error:
-        raise PolicyError(f'policy {spec!r} cannot be made with the options {sorted(given)}: '
-                          f'{error}') from error
+    with named_failures('its constructor', made):
+        try:
+            if 'contract' in inspect.signature(made).parameters:
+                given.setdefault('contract', contract)
+            policy = made(**given)
+        except (TypeError, ValueError) as error:
+            raise PolicyError(f'policy {spec!r} cannot be made with the options {sorted(given)}: '
+                              f'{error}') from error
     missing = [name for name in ('model', 'observe', 'actions')
                if not callable(getattr(policy, name, None))]
     if missing:
         raise PolicyError(f'policy {spec!r} must have the methods model, observe and actions; it '
                           f'has no {missing[0]}')
     return policy
+
+
+@contextmanager
+def named_failures(method: str, owner: Any, inputs: tuple[torch.Tensor, ...] = ()
+                   ) -> Iterator[None]:
+    """Raise `PolicyError` in place of an error of the user's code, with its place there.
+
+    :param method: method of the policy that is called.
+    :param owner: object whose code it is, the policy or its model.
+    :param inputs: what the code gets by the contract.
+    """
+    try:
+        yield
+    except PolicyError:
+        raise
+    except Exception as error:   # the user's code may raise any exception
+        given = ', '.join(f'{str(x.dtype).removeprefix("torch.")} {tuple(x.shape)}' for x in inputs)
+        raise PolicyError(f'the policy raised in {method}: {shortened(error)}{where(owner, error)}'
+                          + f'; the contract gives it {given}' * bool(given)) from error
 
 
 def inputs_of(policy: Policy, batch: Batch, prefix: Actions | None, size: int

@@ -64,6 +64,27 @@ class Sabotaged(Small):
         return output[:, :, :3] if self.trouble == 'shape' else output
 
 
+class Misfit(Small):
+    """A policy whose model was made for other inputs than those of the contract."""
+
+    def model(self):
+        class Joints(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(7, 8)
+
+            def forward(self, top, state):
+                return self.linear(state)
+        return Joints().eval()
+
+
+class NoFile(Small):
+    """A policy that lacks a file."""
+
+    def __init__(self):
+        open('/no/such/statistics.json')
+
+
 class WrongSize(Small):
     """A policy whose actions have one number too few."""
 

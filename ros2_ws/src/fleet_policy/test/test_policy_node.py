@@ -318,6 +318,11 @@ def test_an_image_that_cannot_be_decoded_ends_in_the_safe_state_until_the_next_g
 
 @pytest.mark.parametrize('parameters, message', [
     ({'policy': ''}, 'policy must be package.module:Class, got nothing'),
+    ({'policy': 'policies:Misfit'}, r'the policy raised in its model: RuntimeError: mat1 and .*'
+                                    r'\(policies.py line \d+, in forward\); the contract gives it '
+                                    r'uint8 \(1, 3, \d+, \d+\), float32 \(1, 3\)'),
+    ({'policy': 'policies:NoFile'}, r'the policy raised in its constructor: FileNotFoundError: .*'
+                                    r'\(policies.py line \d+, in __init__\)'),
     ({'policy': 'policies:WrongSize'}, r'must have the shape \(n, 4\), by the contract, got'),
     ({'policy': 'policies:Missing'}, "policies has no 'Missing'"),
     ({'policy': 'policies:Net'}, 'contract must name a file'),

@@ -99,7 +99,7 @@ def test_the_mock_robot_runs_as_a_process_and_says_what_it_needs(robot, process)
     robot.create_subscription(JointState, 'joint_states', lambda m: names.extend(m.name),
                               qos.OBSERVATION)
     process.any('fleet_policy.mock_robot', '--ros-args', '-r', '__ns:=/robot1', '-p',
-                'policy:=policies:Small')
+                'policy:=policies:Small').wait('a mock robot publishes ')
     eventually(lambda: names[:3] == ['a', 'b', 'c'], step=robot.step)
 
 

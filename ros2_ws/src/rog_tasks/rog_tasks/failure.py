@@ -35,24 +35,37 @@ def named_failures(task: Any, besides: tuple[type[Exception], ...] = ()) -> Iter
 def failure(task: Any, error: BaseException) -> str:
     """Return a text such as "the task failed: TypeError: ... (own_task.py line 31, in loss)".
 
-    The place is the innermost line of the traceback that is in the task or in code that the
-    task calls; lines of libraries do not count. If the task itself is not in the traceback,
-    the place is where the error was raised. Only the first line of an error's text is
-    returned.
+    Only the first line of an error's text is returned.
     """
+    return f'the task failed: {shortened(error)}{where(task, error)}'
+
+
+def shortened(error: BaseException) -> str:
+    """Return the class of an error and the first line of its text."""
     said = str(error).strip().partition('\n')[0]
-    text = f'the task failed: {type(error).__name__}' + (f': {said}' if said else '')
+    return type(error).__name__ + (f': {said}' if said else '')
+
+
+def where(owner: Any, error: BaseException) -> str:
+    """Return where an error was raised, such as " (own_task.py line 31, in loss)".
+
+    The place is the innermost line of the traceback that is in ``owner``, a class or an object of
+    one, or in code that it calls; lines of libraries do not count. If the owner itself is not in
+    the traceback, the place is where the error was raised. Without a traceback the result is ''.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
-        return text
-    files = {file for cls in type(task).__mro__ if (file := _file(cls))}
+        return ''
+    own, *bases = (owner if isinstance(owner, type) else type(owner)).__mro__
+    files = {file for cls in (own, *bases) if (file := _file(cls)) and
+             (cls is own or not file.startswith(_LIBRARIES))}
     first = next((k for k, frame in enumerate(frames) if frame.filename in files), None)
     if first is None:
         place = frames[-1]
     else:
         place = [frame for frame in frames[first:] if frame.filename in files or not
                  frame.filename.startswith((*_LIBRARIES, '<'))][-1]
-    return f'{text} ({os.path.basename(place.filename)} line {place.lineno}, in {place.name})'
+    return f' ({os.path.basename(place.filename)} line {place.lineno}, in {place.name})'
 
 
 def _file(cls: type) -> str:
