@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import importlib
 import os
 import random
 import re
+import runpy
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 LIMIT = 300.0  # a wait fails after this many seconds, which suffice even on a busy machine
@@ -68,6 +73,12 @@ def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str
     return {**os.environ, 'PYTHONPATH': path, 'ROS_DOMAIN_ID': str(domain), **more}
 
 
+# What the processes of LOPInfer and of policies load. PyTorch itself loads `torch._dynamo` when a
+# model is traced, which takes longer than all the rest.
+INFERENCE = ('torch._dynamo', 'lopinfer_node.ros.server_node', 'lopinfer_node.ros.client_node',
+             'lopinfer_node.runtime.trial', 'fleet_policy.node', 'fleet_policy.own_gpu')
+
+
 @cache
 def forks(*loaded: str) -> Any:
     """Return a `ForkServer` that has loaded these modules, the same in all tests of this process.
@@ -75,7 +86,84 @@ def forks(*loaded: str) -> Any:
     A process that it starts needs a tenth of the processor time of one that loads PyTorch itself.
     """
     from rog_cli.launching.fork_server import ForkServer  # imported here: few tests need it
-    return ForkServer(os.environ, loaded)
+    domain = int(os.environ['ROS_DOMAIN_ID'])
+    server = ForkServer(environment(domain, *sys.path), (__name__, *loaded))
+    atexit.register(server.close)
+    return server
+
+
+class Forked:
+    """`python -m command` as a fork by `forks`, with what tests use of a `subprocess.Popen`.
+
+    ``command``: a module, or ``module:function``, and its arguments.
+    ``errors``: whether ``stdout`` gets the errors too; otherwise they go where those of the tests
+    go.
+    """
+
+    stderr = None
+
+    def __init__(self, loaded: Iterable[str], command: Iterable[str],
+                 env: Mapping[str, str] = os.environ, errors: bool = True) -> None:
+        read, write = os.pipe()
+        self.stdout = os.fdopen(read)
+        with os.fdopen(write, 'wb') as output:
+            self._child = forks(*loaded).start(
+                [f'{__name__}:_as_main', 'there' if errors else 'here', *command], output, env)
+        self.pid, self.poll, self.wait = self._child.pid, self._child.poll, self._child.wait
+        self.kill, self.send_signal = self._child.kill, self._child.send_signal
+
+    @property
+    def returncode(self) -> int | None:
+        """Return the exit code, None before `wait` or `poll` has found the end."""
+        return self._child.returncode
+
+    def communicate(self) -> tuple[str, None]:
+        """Wait for the end of the output and of the process; return the output."""
+        output = self.stdout.read()
+        self.wait()
+        return output, None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+
+
+def forked_subprocess(*loaded: str) -> Any:
+    """Return what takes the place of `subprocess` in a module that starts `python -m ...`."""
+    def start(command: list[str], **_: Any) -> Forked:
+        return Forked(loaded, command[2:], errors=False)
+    return SimpleNamespace(**{**vars(subprocess), 'Popen': start})
+
+
+def forked_on_link(*loaded: str) -> Callable[..., Any]:
+    """Return a function in place of `fleet_ros.own_gpu.start_process`; it forks the process."""
+    def start(module: str, descriptor: int, device: str, environment: dict[str, str]) -> Any:
+        with socket.socket(fileno=os.dup(descriptor)) as link:
+            return forks(*loaded).start([f'{__name__}:_on_link', module, device, str(os.getpid())],
+                                        link, environment)
+    return start
+
+
+def _on_link() -> None:
+    """Run `python -m module LINK ...` in a fork; the link has arrived as the file for output."""
+    link, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    sys.argv[1:2] = ['here', sys.argv[1], str(link)]
+    _as_main()
+
+
+def _as_main() -> None:
+    """Run `python -m module ...` in a fork; the first argument says where errors go."""
+    if sys.argv[1] == 'here':
+        os.dup2(os.open(f'/proc/{os.getppid()}/fd/2', os.O_WRONLY | os.O_APPEND), 2)
+    del sys.argv[:2]
+    module, _, function = sys.argv[0].partition(':')
+    if function:
+        sys.exit(getattr(importlib.import_module(module), function)())
+    runpy.run_module(module, run_name='__main__', alter_sys=True)
 
 
 def fewer(number: int) -> int:

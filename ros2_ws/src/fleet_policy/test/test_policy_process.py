@@ -16,7 +16,7 @@ from fleet_policy.contract import make_contract
 from fleet_policy.mock_robot import MockRobot
 from fleet_policy.observer import image
 from fleet_ros.own_gpu import OWN_DEVICE
-from fleet_testing import Lines, environment, eventually, free_domain
+from fleet_testing import INFERENCE, Forked, Lines, environment, eventually, free_domain
 from policies import CONTRACT, Small
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
@@ -47,17 +47,17 @@ def robot(monkeypatch):
 def process():
     started = []
 
-    def start_any(*arguments):
-        started.append(subprocess.Popen(
-            [sys.executable, '-m', *arguments],
-            env=environment(int(os.environ['ROS_DOMAIN_ID']), HERE), text=True,
+    def start_any(*arguments, forked=True):
+        env = environment(int(os.environ['ROS_DOMAIN_ID']), HERE)
+        started.append(Forked(INFERENCE, arguments, env) if forked else subprocess.Popen(
+            [sys.executable, '-m', *arguments], env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         return Lines(started[-1])
 
-    def start(*parameters, inside=()):
+    def start(*parameters, inside=(), **more):
         return start_any(*inside, 'fleet_policy.main', '--ros-args', '-r', '__ns:=/robot1',
                          *(part for p in ('inference:=alone', 'threads:=1', *parameters)
-                           for part in ('-p', p)))
+                           for part in ('-p', p)), **more)
     start.any = start_any
     yield start
     for one in started:
@@ -86,7 +86,7 @@ def test_a_wrong_contract_is_one_line_with_its_place(tmp_path, robot, process):
     path = tmp_path / 'contract.yaml'
     path.write_text('rate: 30.0\nobservations:\n  a: {topic: b, type: std_msgs/msg/Nothing}\n'
                     'actions: {}\n')
-    code, said = process('policy:=policies:Small', f'contract:={path}').ended()
+    code, said = process('policy:=policies:Small', f'contract:={path}', forked=False).ended()
     assert code == 1 and 'Traceback' not in said
     assert f'{path}, line 3: observations.a.type' in said
 
@@ -109,13 +109,13 @@ def test_a_server_of_rrto_computes_and_the_robot_goes_on_after_its_end(robot, pr
                                                                        own, monkeypatch, tmp_path):
     monkeypatch.setenv(OWN_DEVICE, own)   # what stands for the robot's GPU, if it has one
     server = process.any('rrto_bridge.server.main', '--ros-args', '-p', 'name:=s', '-p',
-                         f'directory:={tmp_path}')
+                         f'directory:={tmp_path}', forked=False)
     server.wait('serving as s')
     # With device:=auto the robot must not compute on cuda, which is the server's device here.
     inside = ('rrto_bridge.cli.main', 'run', '--server', 's', '--namespace', 'robot1', '--on-loss',
               on_loss, '--', sys.executable, '-m')
     lines = process('policy:=policies:Small', 'inference:=rrto', 'patience:=60.0', 'device:=auto',
-                    inside=inside)
+                    inside=inside, forked=False)
 
     # The mock robot repeats an action in an observation only if both have the same number of
     # values. No action has 3 values, so the 3 joints in the observations are always 0.

@@ -2,13 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from fleet_testing import LIMIT, Lines, environment, eventually, free_domain
+from fleet_testing import INFERENCE, LIMIT, Forked, Lines, environment, eventually, free_domain
 from lifecycle_driver import driving
 from lopinfer_node.api import offload
 from lopinfer_node.ros.client_shell import ClientOptions
@@ -20,7 +19,6 @@ from spun_nodes import SpunNodes
 from test_nodes import SHAPE, halves, same, tried_once  # noqa: F401
 
 SERVER = '/lopinfer_server'
-NODE = 'import sys; from lopinfer_node.nodes import server_main; sys.exit(server_main())'
 
 
 @pytest.fixture
@@ -31,11 +29,10 @@ def server(monkeypatch, tmp_path):
 
     def start(**parameters):
         settings = {'threads': 1, 'directory': tmp_path, **parameters}
-        process = subprocess.Popen(
-            [sys.executable, '-c', NODE, '--ros-args',
-             *(part for k, v in settings.items() for part in ('-p', f'{k}:={v}'))],
-            env=environment(domain, *sys.path, Path(__file__).parent), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = Forked(
+            INFERENCE, ['lopinfer_node.nodes:server_main', '--ros-args',
+                        *(part for k, v in settings.items() for part in ('-p', f'{k}:={v}'))],
+            environment(domain, *sys.path, Path(__file__).parent))
         started.append(process)
         return Lines(process)
 

@@ -27,7 +27,14 @@ import rclpy
 import torch
 from fleet_compute.graphs import Graphs
 from fleet_ros.spinning import Spinning
-from fleet_testing import LIMIT, environment, eventually, forks, free_domain
+from fleet_testing import (
+    INFERENCE,
+    LIMIT,
+    environment,
+    eventually,
+    forks,
+    free_domain,
+)
 from lopinfer_node import api
 from lopinfer_node.api import offload, offloaded
 from lopinfer_node.errors import ModelError
@@ -83,10 +90,7 @@ def processes():
 
 @pytest.fixture(scope='module')
 def tried(tmp_path_factory):
-    """Return the files of a server that has run a trial of the model `Small`.
-
-    All tests share these files, because each trial starts a process with PyTorch.
-    """
+    """Return the files of a server that has run a trial of the model `Small`."""
     kept = Store(tmp_path_factory.mktemp('tried'))
     traced = trace(Small().eval(), torch.rand(SHAPE))
     kept.add(traced)
@@ -117,9 +121,8 @@ def start(processes, kind, *arguments, **parameters):
     given = ['--ros-args', '-p', 'threads:=1', *arguments]
     for name, value in parameters.items():
         given += ['-p', f'{name}:={value}']
-    prepared = forks('lopinfer_node.ros.server_node', 'lopinfer_node.ros.client_node')
     with os.fdopen(os.dup(2), 'wb') as log:
-        processes.append(prepared.start(
+        processes.append(forks(*INFERENCE).start(
             [f'lopinfer_node.nodes:{kind}_main', *given], log,
             environment(os.environ['ROS_DOMAIN_ID'], *sys.path, HERE)))
     return processes[-1]

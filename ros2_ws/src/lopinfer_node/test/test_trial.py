@@ -11,6 +11,7 @@ import pytest
 import torch
 from lopinfer_node.errors import ModelError, ProfileError
 from lopinfer_node.model.traced import trace
+from lopinfer_node.runtime import trial
 from lopinfer_node.runtime.store import Store
 from lopinfer_node.runtime.trial import Trial, Trier, _plan_bytes
 
@@ -49,7 +50,8 @@ def folder(tmp_path_factory):
     return stored
 
 
-def test_a_trial_says_what_a_model_takes_and_can_be_kept(folder, tmp_path):
+def test_a_trial_says_what_a_model_takes_and_can_be_kept(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, 'subprocess', subprocess)   # this one is not forked
     found = Trier('cpu', 512 * MIB, 30.0)(folder(4096))
     assert 32 * MIB < found.request < 256 * MIB and found.loaded < 32 * MIB
     assert found.profile.whole.sum() > 0
@@ -99,7 +101,7 @@ def test_a_trial_does_not_go_on_without_its_server(folder):
     assert (ended.returncode, ended.stdout) == (1, b'')
 
 
-def test_the_end_of_the_process_is_the_models_and_close_ends_it(folder, monkeypatch):
+def test_the_end_of_the_process_is_the_models_and_close_ends_it(folder):
     trier = Trier('cpu', 512 * MIB, 30.0)
     path, said = folder(1024, 8), []
 

@@ -12,7 +12,7 @@ import pytest
 import remote
 import torch
 from fleet_ros.own_gpu import OWN_DEVICE, OWN_VISIBLE, VISIBLE, own_gpu
-from fleet_testing import Lines, eventually, mostly_long
+from fleet_testing import Lines, eventually, forked_on_link, mostly_long
 from processes import Domain, children
 from rrto_bridge.cli.run import for_program
 from rrto_bridge.client import ownprocess
@@ -28,6 +28,13 @@ from rrto_bridge.protocol.wire import decode, encode
 from test_modes import PLAIN, program
 
 PASSES = [*PLAIN, {'branch': 2}, {'keep': 1}, {'error': 1}, *PLAIN]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Fork the processes for the GPU; those of whole programs are started as always."""
+    monkeypatch.setattr(ownprocess, 'start_process',
+                        forked_on_link('rrto_bridge.client.local_server'))
 
 
 @pytest.fixture
