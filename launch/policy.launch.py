@@ -2,12 +2,13 @@
 
 from fleet_env.settings.base import Text, from_flat
 from fleet_policy.parameters import PolicySettings
-from launch.actions import DeclareLaunchArgument, OpaqueFunction
+from launch.actions import DeclareLaunchArgument
 from launch_ros.actions import Node
 from launch_ros.substitutions import ExecutableInPackage
 from lopinfer_node.parameters import ServerSettings
 from rog_bringup.arguments import (
     chosen,
+    described,
     environment,
     given_parameters,
     names,
@@ -18,18 +19,15 @@ from rog_bringup.arguments import (
 from rog_bringup.ending import TIMES, Ending
 from rog_bringup.pair_launch import Pair
 
-from launch import LaunchDescription
-
 _PAIR = Pair('lopinfer_node', 'lopinfer_server', 'policy', ServerSettings, PolicySettings)
 _RRTO = 'server'   # name of RRTO's server
 
 
 def generate_launch_description():
-    return LaunchDescription([
+    return described([
         *_PAIR.declared(),
         DeclareLaunchArgument('mock', default_value='', description='true: each robot is a mock, '
-                              'with made-up images and joints that do what is said'),
-        OpaqueFunction(function=_start)])
+                              'with made-up images and joints that do what is said')], _start)
 
 
 def _start(context):

@@ -7,7 +7,6 @@ from fleet_env.settings.base import arguments, from_flat
 from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,
-    OpaqueFunction,
     RegisterEventHandler,
 )
 from launch.event_handlers import OnProcessIO
@@ -16,6 +15,7 @@ from launch_ros.substitutions import ExecutableInPackage
 from rog_bringup.arguments import (
     chosen,
     declared,
+    described,
     environment,
     given,
     given_parameters,
@@ -28,8 +28,6 @@ from rog_bringup.ending import TIMES, Ending
 from rrto_bridge.client.settings import Settings
 from rrto_bridge.server.parameters import ServerSettings
 
-from launch import LaunchDescription
-
 # The programs need the server's name. By default a server is named after its machine, which is
 # unknown here. Therefore give the server a fixed name.
 _NAME = 'server'
@@ -39,14 +37,14 @@ _PROGRAM = {name: text for name, text in arguments(Settings).items()
 
 
 def generate_launch_description():
-    return LaunchDescription([
+    return described([
         DeclareLaunchArgument('program', default_value='', description='command line of the '
                               "robots' program, e.g. 'python3 app.py', which runs once for each; "
                               'empty: the server alone'),
         *robots_and_network(),
         DeclareLaunchArgument('name', default_value=_NAME, description=_SERVER['name']),
-        *declared({name: text for name, text in {**_SERVER, **_PROGRAM}.items() if name != 'name'}),
-        OpaqueFunction(function=_start)])
+        *declared({name: text for name, text in {**_SERVER, **_PROGRAM}.items()
+                   if name != 'name'})], _start)
 
 
 def _start(context):

@@ -226,7 +226,6 @@ NOT_RUN = {
     'rrto bench --model': 'a measurement of minutes',
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
-    'lopinfer serve --device cuda': 'needs a GPU',
     'rog status --policies': "rog_cli's tests show such a table",
     'lopinfer serve --follow': 'a test of lopinfer_node runs such a server',
     'rog models rollback': 'launch/test runs it', 'rog models serve': "rog_cli's tests run it",

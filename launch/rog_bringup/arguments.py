@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from fleet_env.errors import did_you_mean
 from fleet_env.settings.base import Settings, Text, arguments, from_flat
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment, where_traffic_goes
 from fleet_ros.parameters import parameter_file, parameters
-from launch.actions import DeclareLaunchArgument, LogInfo, SetEnvironmentVariable
+from launch.actions import (
+    DeclareLaunchArgument,
+    LogInfo,
+    OpaqueFunction,
+    SetEnvironmentVariable,
+)
 from launch.substitutions import LaunchConfiguration
 from launch_ros.parameter_descriptions import ParameterFile
+
+from launch import LaunchDescription
 
 ENCLAVE = DeclareLaunchArgument(
     'enclave', default_value='', description='SROS 2: before the names of the enclaves, which are '
@@ -21,6 +29,25 @@ ENCLAVE = DeclareLaunchArgument(
     '/rog, /robot1. Empty: none')
 ONLY = DeclareLaunchArgument('only', default_value='', description='start only these, separated '
                              'by commas: server, or names of robots; empty: all')
+
+
+def described(arguments: Sequence[DeclareLaunchArgument], start: Callable[..., list[Any]],
+              *given: Any) -> LaunchDescription:
+    """Return a launch description with these arguments, whose actions ``start`` returns.
+
+    It warns of each argument that does not exist, because launch itself accepts any name.
+
+    :param start: called with the launch context and ``given``.
+    """
+    names = [argument.name for argument in arguments]
+    return LaunchDescription([*arguments, OpaqueFunction(function=_misspelt, args=[names]),
+                              OpaqueFunction(function=start, args=list(given))])
+
+
+def _misspelt(context: Any, names: list[str]) -> list[Any]:
+    return [LogInfo(msg=f"warning: there is no argument '{given}'; "
+                        f"{did_you_mean(given, names) or '--show-args lists all'}")
+            for given in context.launch_configurations if given not in names]
 
 
 def declared(texts: Mapping[str, str]) -> list[DeclareLaunchArgument]:

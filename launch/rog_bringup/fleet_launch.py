@@ -6,13 +6,12 @@ import os
 import time
 from typing import Any
 
-from fleet_env.errors import did_you_mean
 from fleet_env.settings.base import arguments as arguments_of
 from fleet_env.settings.base import knobs
 from fleet_env.settings.fleet import FleetSettings
 from fleet_env.settings.fleet_file import find_tasks, load_fleet, with_overrides
 from fleet_ros.environment import dds_environment
-from launch.actions import DeclareLaunchArgument, LogInfo, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, LogInfo
 from launch_ros.actions import Node
 from rog_core.method_check import check_method
 from rog_core.warm_up import warm_up
@@ -26,6 +25,7 @@ from rog_bringup.arguments import (
     ONLY,
     chosen,
     declared,
+    described,
     enclave,
     enforced,
     environment,
@@ -42,7 +42,7 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
 
     ``default_fleet``: the fleet to start if the user omits the argument `fleet`.
     """
-    arguments = [
+    return described([
         DeclareLaunchArgument('fleet', default_value=default_fleet,
                               description='built-in fleet (indoor, outdoor, non_iid, '
                                           'heterogeneous, two_speeds, two_level, crimp) or the '
@@ -56,12 +56,10 @@ def fleet_launch(default_fleet: str) -> LaunchDescription:
                               description='whether the nodes configure and activate themselves; '
                                           'if not, a lifecycle manager does'),
         *declared({name: f'{text}. Left empty: what the fleet file says'
-                   for name, text in arguments_of(FleetSettings).items()})]
-    names = [argument.name for argument in arguments]
-    return LaunchDescription([*arguments, OpaqueFunction(function=_start, args=[names])])
+                   for name, text in arguments_of(FleetSettings).items()})], _start)
 
 
-def _start(context: Any, names: list[str]) -> list[Any]:
+def _start(context: Any) -> list[Any]:
     settings = {knob.name: '.'.join(knob.path) for knob in knobs(FleetSettings)}
     fleet = with_overrides(load_fleet(value(context, 'fleet'), [FLEETS]), {
         settings[name]: text for name, text in given(context, settings).items()})
@@ -90,14 +88,6 @@ def _start(context: Any, names: list[str]) -> list[Any]:
         'resume': value(context, 'resume') == 'true'}) if 'server' in here else None
     robots = [node('rog_worker', 'worker', robot.name, worker_parameters(fleet, robot))
               for robot in fleet.robots if robot.name in here]
-    return [*_misspelt(context, names), *(LogInfo(msg=line) for line in found),
+    return [*(LogInfo(msg=line) for line in found),
             *environment(fleet.network), *enforced(context),
             *Ending(server, robots, run=True).actions(), *([server] if server else []), *robots]
-
-
-def _misspelt(context: Any, names: list[str]) -> list[Any]:
-    """Return a warning for each argument that does not exist; launch itself accepts any name."""
-    def text(given: str) -> str:
-        return did_you_mean(given, names) or '--show-args lists all'
-    return [LogInfo(msg=f"warning: there is no argument '{given}'; {text(given)}")
-            for given in context.launch_configurations if given not in names]

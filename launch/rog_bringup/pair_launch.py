@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_env.settings.base import Settings, Text, arguments
-from launch.actions import OpaqueFunction
 from launch_ros.actions import Node
 
 from launch import LaunchDescription
 from rog_bringup.arguments import (
     chosen,
     declared,
+    described,
     environment,
     given,
     given_parameters,
@@ -70,7 +70,7 @@ class Pair:
 
 def pair_launch(pair: Pair) -> LaunchDescription:
     """Return the launch description: one server, and a node for each name in `robots`."""
-    return LaunchDescription([*pair.declared(), OpaqueFunction(function=_start, args=[pair])])
+    return described(pair.declared(), _start, pair)
 
 
 def _start(context: Any, pair: Pair) -> list[Any]:

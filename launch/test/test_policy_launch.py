@@ -37,6 +37,7 @@ def test_a_policy_that_does_not_start_ends_the_server_and_the_mock_too(tmp_path)
 
 @pytest.mark.parametrize('argument, message', [
     ('robots:=robot1', 'policy must be package.module:Class, got nothing'),
+    ('safty:=stop', "there is no argument 'safty'; did you mean 'safety'?"),
     ('safety:=panic', "safety is 'panic'; it must be one of hold, stop"),
     ('only:=robot9', 'only:=robot9 names robot9; there are server, robot1')])
 def test_a_bad_argument_ends_it_before_anything_is_started(tmp_path, argument, message):

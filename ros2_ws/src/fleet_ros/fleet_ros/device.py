@@ -25,7 +25,8 @@ def torch_device(name: str) -> Any:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA raises an AssertionError
         raise SettingError(f'device {name!r} cannot be used here: '
-                           f'{str(error).splitlines()[0]}') from None
+                           f'{str(error).splitlines()[0]}; cpu always works, and auto takes cuda '
+                           'where there is one') from None
 
 
 def own_device(name: str) -> Any:

@@ -237,13 +237,14 @@ class OffloadedModel:
 
     @property
     def reason(self) -> str:
-        """Return why inferences are not shared, or why the server refused the model.
+        """Return why the last inference was not shared, or why no server is ready.
 
-        The result is '' if there is no such reason.
+        The result is '' if there is no such reason. The robot also computes alone where this is
+        expected to be faster; `shared` is True then.
         """
         return self._ended or (UPDATING if self._updating.locked() else self._reason) or (
             self._given.changed if self._given else '') or self._whole_reason or (
-            '' if self._client is None else self._client.present.machine.reason)
+            '' if self._client is None else self._client.present.reason)
 
     @property
     def report(self) -> Report | None:

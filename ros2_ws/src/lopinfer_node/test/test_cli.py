@@ -110,7 +110,9 @@ def test_compare_writes_latencies_and_figures(profile, tmp_path, capsys):
 
 @pytest.mark.parametrize(('arguments', 'message'), [
     (['profile', 'no_such_model'], "there is no model 'no_such_model'"),
-    (['profile', 'no.such.module:f'], 'No module named'),
+    (['profile', 'resnet5'], "did you mean 'resnet50'? Or name your own model as package.module:"),
+    (['profile', 'no.such.module:f'], "there is no module 'no'; is it installed, or its folder on"),
+    (['profile', 'runtime_models:smal'], "has no attribute 'smal'"),
     (['profile', ':'], "must be named package.module:factory, got ':'"),
     (['profile', '..x:y'], "must be named package.module:factory, got '..x:y'"),
     (['profile', 'runtime_models:small', '--input', '1x3x9999999x9999999'],

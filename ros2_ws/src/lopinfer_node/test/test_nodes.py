@@ -338,6 +338,19 @@ def test_an_answer_that_comes_after_its_call_was_repeated_counts(store, monkeypa
         assert shared.wait(LIMIT), shared.reason
 
 
+def test_a_plan_that_computes_everything_on_the_robot_is_the_reason(store):
+    def all_here(traced, fixed, per_share):
+        yield PlannedTable([0.0], [Plan.device_only(traced.graph)], np.array([[0]]),
+                           np.array([[2.0]]))
+    model, x = Small().eval(), torch.rand(SHAPE)
+    with server_here(store), \
+            offload(model, example=x, options=ClientOptions(all_here)) as shared:
+        assert shared.wait(LIMIT), shared.reason
+        assert shared.reason == ''
+        same(shared(x), model(x))
+        assert shared.shared and 'the plan computes everything on the robot' in shared.reason
+
+
 @pytest.mark.parametrize('fails', [False, True])
 def test_a_client_that_still_plans_closes_at_once_and_its_plans_have_no_effect(store, fails):
     planning, go, closed = (threading.Event() for _ in range(3))

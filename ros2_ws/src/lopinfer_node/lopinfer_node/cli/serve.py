@@ -15,8 +15,8 @@ def add_to(verbs: argparse._SubParsersAction) -> None:
     add_models(parser)
     parser.add_argument('--name', default='lopinfer', metavar='NAMESPACE',
                         help='namespace of the server, by which robots name it (default: lopinfer)')
-    add_server_options(parser, 'cpu', 'most memory for models and open requests, MiB (default: '
-                                      '4096)')
+    add_server_options(parser, 'auto', 'most memory for models and open requests, MiB (default: '
+                                       '4096)')
     parser.set_defaults(run=_run)
 
 

@@ -218,11 +218,11 @@ class Client:
         started = time.monotonic() - check
         with self._changed:
             bin_ = self.machine.choose(started + check, check)
-            begun = None if bin_ is None else self._begin(bin_, inputs)
+            begun, alone = None if bin_ is None else self._begin(bin_, inputs), self.machine.alone
         try:
             if begun is not None:
                 return self._shared(*begun)
-            self.node.get_logger().info(f'{self.traced.name}: not shared; {self.machine.alone}',
+            self.node.get_logger().info(f'{self.traced.name}: not shared; {alone}',
                                         throttle_duration_sec=10.0)
             return self._run_alone(inputs)
         finally:
@@ -427,6 +427,12 @@ class Client:
         self._upload = ModelStream(self.node, 'lopinfer/model/', self._session, False, seals,
                                    Sending(traced), over)
 
+    @property
+    def reason(self) -> str:
+        """Return why the server is not used, or why the last inference was not shared, else ''."""
+        machine = self.machine
+        return self._progress() or machine.reason or machine.alone
+
     def _progress(self) -> str:
         """Return how much of the model the server has, in words; '' if it is not sent now."""
         upload = self._upload
@@ -467,7 +473,7 @@ class Client:
             link = machine.outbox.link
             message = msg.InferenceStatus(
                 model=self.traced.name, state=machine.state,
-                reason=self._progress() or machine.reason or machine.alone,
+                reason=self.reason,
                 precision=self.options.settings.precision,
                 requests=report.requests, offloaded=report.offloaded, fallbacks=report.fallbacks,
                 dropped=sum(machine.dropped.values()), bin=report.bin,

@@ -164,7 +164,7 @@ class ClientMachine:
         self.settings = settings or Settings()
         self.state = OPENING
         self.reason = 'not connected yet'  # why the server is not used
-        self.alone = ''                    # why the last request was not shared
+        self.alone = ''                    # why the last request in this state was not shared
         self.report = report or Report()
         self.dropped: Counter[str] = Counter()
         self.outbox = Outbox(incarnation, self.settings.piece_bytes)
@@ -291,7 +291,7 @@ class ClientMachine:
         return self.on_time(now)
 
     def _enter(self, state: str, reason: str) -> None:
-        self.state, self.reason, self.changed = state, reason, True
+        self.state, self.reason, self.alone, self.changed = state, reason, '', True
 
     def _check(self, now: float, reason: str) -> None:
         """Start probing; the server is used again after it answers a probe."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +87,4 @@ def _in_cluster(options: argparse.Namespace) -> int:
     arguments = [word for name, value in given.items() if value not in (None, '')
                  for word in (f'--{name}', str(value))] + ['--open'] * options.open
     names = [f'{options.name or NAME}{k + 1}' for k in range(options.replicas or 1)]
-    print(f'robots find the servers by server:=/{",/".join(names)} (LOPInfer, policies), '
-          'and by --server or of themselves (RRTO)', file=sys.stderr)
     return replicas.serve(options.ray, names, arguments, int(given['device'] == 'cuda'))

@@ -70,6 +70,8 @@ def serve(address: str, names: Sequence[str], arguments: Sequence[str], gpus: in
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise SettingError(f'--ray must be the address of a cluster that answers, or local, got '
                            f"'{address}': {error}") from error
+    print(f'robots find the servers by server:=/{",/".join(names)} (LOPInfer, policies), '
+          'and by --server or of themselves (RRTO)', file=sys.stderr)
     interruption = Interruption()   # after `init`, which has signal handlers of its own
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kind = ray.remote(num_gpus=gpus, max_restarts=-1, max_task_retries=-1,
