@@ -74,7 +74,7 @@ test-all: setup
 	@$(IN) PATH="$(BIN):$$PATH" $(BIN)/python tools/test.py --all
 
 soak: setup
-	ROG_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -q ros2_ws/src/rog_core/test/test_invariants.py
+	ROG_SCHEDULES=$(SCHEDULES) $(BIN)/python -m pytest -q --timeout=0 ros2_ws/src/rog_core/test/test_invariants.py
 	@if [ $(MINUTES) = 0 ] || [ $$(id -u) != 0 ]; then echo 'not run: make chaos, as root'; else $(MAKE) chaos; fi
 
 chaos: setup

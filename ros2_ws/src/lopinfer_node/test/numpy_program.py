@@ -93,10 +93,11 @@ class Run:
                 total += int((self.values[source][start:end] * weights).sum())
             self.values[node.index][i], self.there[node.index][i] = total % PRIME, True
 
-    def compute(self, position):
-        node = self.graph.nodes[self.program.steps[position].node]
-        if node.kind is not Kind.INPUT:
-            self._compute(node, *self.program.plan.interval(self.program.side, node.index))
+    def compute(self, steps):
+        for position in steps:
+            node = self.graph.nodes[self.program.steps[position].node]
+            if node.kind is not Kind.INPUT:
+                self._compute(node, *self.program.plan.interval(self.program.side, node.index))
 
     def piece(self, transfer):
         t = self.program.plan.transfers[transfer]

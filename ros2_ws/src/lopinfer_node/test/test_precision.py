@@ -84,8 +84,7 @@ def test_the_server_computes_with_the_precision_of_the_robot(tmp_path, monkeypat
     for transfer in plan.transfers:
         if transfer.source == DEVICE:
             server.deliver(transfer.index, bytearray(robot.piece(transfer.index)))
-    for step in range(len(program.steps)):
-        server.compute(step)
+    server.compute(range(len(program.steps)))
     assert seen and set(seen) == {ROUNDING}
 
 

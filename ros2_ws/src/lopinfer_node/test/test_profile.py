@@ -146,12 +146,13 @@ def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(
     class Run:
         deliver = piece = outputs = None
 
-        def compute(self, position):
-            clocks['thread_time'] += 0.01
-            clocks['perf_counter'] += 0.5  # for 0.49 s of this time, another process used the CPU
+        def compute(self, steps):
+            for _ in steps:
+                clocks['thread_time'] += 0.01
+                clocks['perf_counter'] += 0.5   # 0.49 s of it, another process used the CPU
 
         def finish_alone(self):
-            self.compute(0)
+            self.compute(range(1))
             return 'outputs'
 
     class Program:
@@ -169,8 +170,7 @@ def test_a_slowed_robot_pauses_for_what_it_computed_and_not_for_what_others_did(
         sleep=sleep, **{name: partial(clocks.get, name) for name in clocks}))
     try:
         run = slow.slowed(Program(), 3.0).start(None)
-        for position in range(3):
-            run.compute(position)
+        run.compute(range(3))
         assert sum(slept) == pytest.approx(3 * 0.01 * 2)
         assert run.finish_alone() == 'outputs'
     finally:

@@ -38,7 +38,7 @@ def test_compute_copies_delivered_tensors_to_the_device(traced, monkeypatch):
     for transfer in up:
         server.deliver(transfer, bytearray(robot.piece(transfer)))
     assert not brought
-    server.compute(0)
+    server.compute(range(1))
     assert len(brought) == len(up)
 
 
@@ -54,8 +54,7 @@ def test_what_leaves_begins_to_leave_before_the_next_step(traced, monkeypatch):
     leaving = [t for step in plain.steps for t in step.sends]
     for steps in stretches(plain):
         assert made.compute_together([run], steps)
-        for at in steps:
-            other.compute(at)
+        other.compute(steps)
     assert len(seen) == 2 * len(leaving) > 2
     for t in leaving:       # computing goes on before the first one is waited for
         assert bytes(run.piece(t)) == bytes(other.piece(t))
@@ -73,8 +72,7 @@ def shared(traced, there, x):
     for transfer in plan.transfers:
         if transfer.source == DEVICE:
             server.deliver(transfer.index, bytearray(robot.piece(transfer.index)))
-    for step in range(len(programs[SERVER].steps)):
-        server.compute(step)
+    server.compute(range(len(programs[SERVER].steps)))
     for transfer in plan.transfers:
         if transfer.source == SERVER:
             robot.deliver(transfer.index, bytearray(server.piece(transfer.index)))
@@ -110,8 +108,7 @@ def test_requests_computed_together_give_what_each_gives_alone(traced, share):
         if not step.sends and end < len(program.steps):
             continue
         for run in alone:
-            for at in range(begin, end):
-                run.compute(at)
+            run.compute(range(begin, end))
         assert program.compute_together(batch, range(begin, end))
         for t in step.sends:
             dtype = traced.tape.records[plan.transfers[t].node].dtype
@@ -160,8 +157,7 @@ def computed(program, runs, steps, together=True):
     if together:
         assert program.compute_together(runs, steps)
     for run in runs if not together else ():
-        for at in steps:
-            run.compute(at)
+        run.compute(steps)
     return [[torch.frombuffer(run.piece(t), dtype=torch.float32) for t in program.steps[at].sends]
             for run in runs for at in steps]
 
@@ -274,8 +270,7 @@ def test_a_batch_gives_no_other_values_and_types_than_each_request_alone(model, 
     assert computed == isinstance(model, Alias)
     for one, other in zip(alone, batch, strict=True):
         for run in (one,) if computed else (one, other):
-            for at in steps:
-                run.compute(at)
+            run.compute(steps)
         for t in plan.transfers:
             if t.source == SERVER:
                 assert bytes(one.piece(t.index)) == bytes(other.piece(t.index))
@@ -312,11 +307,9 @@ def test_a_request_that_cannot_be_computed_spoils_no_other():
     steps = range(len(program.steps))
     assert not program.compute_together([good, bad, other], steps)
     with pytest.raises(IndexError):
-        for at in steps:
-            bad.compute(at)
+        bad.compute(steps)
     for run in (good, other):
-        for at in steps:
-            run.compute(at)
+        run.compute(steps)
     assert program.compute_together(runs_of(program, traced, plan, [torch.tensor([k])
                                                                    for k in (1, 3)]), steps)
 

@@ -17,8 +17,8 @@ class Computes:
         self.done = []
         return self
 
-    def compute(self, position):
-        self.done.append(position)
+    def compute(self, steps):
+        self.done += steps
 
     def piece(self, transfer):
         return b''
@@ -44,8 +44,7 @@ def largest_file(size):
 
 def infer(program):
     run = program.start(())
-    for position in range(len(program.steps)):
-        run.compute(position)
+    run.compute(range(len(program.steps)))
     return run.outputs()
 
 

@@ -180,8 +180,7 @@ def test_after_a_transfer_that_could_not_be_delivered_nothing_is_computed(monkey
         with pytest.raises((RemoteError, MemoryError)):
             call()
     with pytest.raises(RemoteError, match='must have been computed or delivered'):
-        for at in range(len(server._steps)):
-            server.run.compute(at)
+        server.run.compute(range(len(server._steps)))
 
 
 def test_plans_count_the_bytes_of_the_file():

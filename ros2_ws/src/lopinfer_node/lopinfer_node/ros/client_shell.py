@@ -243,8 +243,7 @@ class Client:
         program = self._alone
         run, steps = program.start(inputs), range(len(program.steps))
         if not program.compute_together([run], steps):
-            for position in steps:
-                run.compute(position)
+            run.compute(steps)
         return run.outputs()
 
     def _begin(self, bin_: int, inputs: Sequence[torch.Tensor]

@@ -64,8 +64,8 @@ class AnyRun(Protocol):
     def deliver(self, transfer: int, data: Buffer) -> None:
         """Store all bytes of a transfer."""
 
-    def compute(self, position: int) -> None:
-        """Compute the step at this position."""
+    def compute(self, steps: range) -> None:
+        """Compute steps."""
 
     @property
     def outputs(self) -> Callable[[], Any]:
@@ -192,8 +192,8 @@ class Execution:
         calls `runnable` and `queue`, and it does not hold the lock of the state machine meanwhile.
         """
         self.deliver()
-        for position in steps if not computed else ():
-            self.run.compute(position)
+        if not computed:
+            self.run.compute(steps)
         self._position = steps.stop
 
     def pieces(self, steps: range) -> list[tuple[int, Buffer]]:

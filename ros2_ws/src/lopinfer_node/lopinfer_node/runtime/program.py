@@ -254,19 +254,18 @@ class Run:
             memory_format=self.program.traced.tape.records[index].format)
         self._inputs[index] = self._stretches[index] = [(0, self.graph.nodes[index].extent, own)]
 
-    def compute(self, at: int) -> None:
-        """Run step `at`; all its transfers in `waits` must have been delivered."""
+    def compute(self, steps: range) -> None:
+        """Run steps; all their transfers in `waits` must have been delivered."""
         self._place()
-        with self.program._rounding():
-            self._compute(at)
-        self._leave(at)
+        with torch.inference_mode(), self.program._rounding():
+            for at in steps:
+                self._compute(at)
+                self._leave(at)
 
     def _compute(self, at: int) -> None:
         compiled = self.program._compiled[at]
         if compiled.run is not None:
-            with torch.inference_mode():
-                tensors = [self._gather(*source) for source in compiled.sources]
-                result = compiled.run(*tensors)
+            result = compiled.run(*[self._gather(*source) for source in compiled.sources])
             self._stretches.setdefault(self.program.steps[at].node, []).append(
                 (*compiled.own, result))
         for value in compiled.last:

@@ -98,10 +98,11 @@ class _RecordedRun:
         self._run, self._side, self._recording = run, side, recording
         self._number = recording.next_run()
 
-    def compute(self, position: int) -> None:
-        start = time.monotonic()
-        self._run.compute(position)
-        self._recording.note(self._side, self._number, 'compute', position, start)
+    def compute(self, steps: range) -> None:
+        for position in steps:
+            start = time.monotonic()
+            self._run.compute(range(position, position + 1))
+            self._recording.note(self._side, self._number, 'compute', position, start)
 
     def piece(self, transfer: int) -> Buffer:
         start = time.monotonic()

@@ -82,9 +82,10 @@ class _SlowRun:
         self._run, self._steps = run, steps
         self._pause = Pause(factor)
 
-    def compute(self, position: int) -> None:
-        last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
-        self._slow(partial(self._run.compute, position), last)
+    def compute(self, steps: range) -> None:
+        for position in steps:
+            last = position == len(self._steps) - 1 or bool(self._steps[position].sends)
+            self._slow(partial(self._run.compute, range(position, position + 1)), last)
 
     def piece(self, transfer: int) -> Buffer:
         return self._slow(partial(self._run.piece, transfer), True)
