@@ -56,4 +56,5 @@ def test_the_longest_time_of_runs_is_that_of_robots_that_never_wait(
     assert longest(fleet, math.nan) == '' and longest(
         changed(fleet, robots=(changed(fleet.robots[0], pace=0.0),)), 1.0) == ''
     said = longest(fleet, 4.0, runs, jobs)
-    assert said == f'the training takes at most about {minutes} min on this machine'
+    assert said == (f'the training takes at most about {minutes} min on this machine, '
+                    'without its evaluations')

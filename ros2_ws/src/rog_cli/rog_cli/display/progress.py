@@ -52,7 +52,7 @@ class ProgressLines:
 
 
 def longest(fleet: FleetConfig, gradient: float, runs: int = 1, jobs: int | None = None) -> str:
-    """Say how long runs in virtual time take on this machine if no robot ever waits.
+    """Say how long runs in virtual time take here if no robot ever waits, without evaluations.
 
     The result is '' if this is unknown.
 
@@ -72,7 +72,8 @@ def longest(fleet: FleetConfig, gradient: float, runs: int = 1, jobs: int | None
         seconds = (GRADIENTS * gradient + OVERHEAD) * gradients / min(jobs or cores, runs)
     else:  # the robots' gradients are computed in parallel
         seconds = (GRADIENTS * gradient / min(cores, len(paces)) + OVERHEAD) * gradients
-    return f'the training takes at most about {duration(max(1.0, seconds))} on this machine'
+    return (f'the training takes at most about {duration(max(1.0, seconds))} on this machine, '
+            'without its evaluations')
 
 
 @contextmanager
