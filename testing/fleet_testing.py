@@ -77,6 +77,10 @@ def environment(domain: int, *folders: Path | str, **more: str) -> dict[str, str
 # model is traced, which takes longer than all the rest.
 INFERENCE = ('torch._dynamo', 'lopinfer_node.ros.server_node', 'lopinfer_node.ros.client_node',
              'lopinfer_node.runtime.trial', 'fleet_policy.node', 'fleet_policy.own_gpu')
+# What the processes of whole fleets and of the documents' programs load.
+PROGRAMS = (*INFERENCE, 'rog_cli.main', 'rog_sim.simulation', 'rog_sim.figures',
+            'rog_bringup.task_check', 'rog_core.warm_up:warm_up', 'fleet_models', 'rog_ps.main',
+            'rog_ps.node', 'rog_worker.main', 'rog_worker.training', 'rog_worker.connect')
 
 
 @cache
@@ -95,7 +99,7 @@ def forks(*loaded: str) -> Any:
 class Forked:
     """`python -m command` as a fork by `forks`, with what tests use of a `subprocess.Popen`.
 
-    ``command``: a module, or ``module:function``, and its arguments.
+    ``command``: a module, ``module:function`` or the path of a program, and its arguments.
     ``errors``: whether ``stdout`` gets the errors too; otherwise they go where those of the tests
     go.
     """
@@ -103,12 +107,14 @@ class Forked:
     stderr = None
 
     def __init__(self, loaded: Iterable[str], command: Iterable[str],
-                 env: Mapping[str, str] = os.environ, errors: bool = True) -> None:
+                 env: Mapping[str, str] = os.environ, errors: bool = True,
+                 cwd: Path | str = '') -> None:
         read, write = os.pipe()
         self.stdout = os.fdopen(read)
         with os.fdopen(write, 'wb') as output:
             self._child = forks(*loaded).start(
-                [f'{__name__}:_as_main', 'there' if errors else 'here', *command], output, env)
+                [f'{__name__}:_as_main', 'there' if errors else 'here', str(cwd or os.getcwd()),
+                 *command], output, env)
         self.pid, self.poll, self.wait = self._child.pid, self._child.poll, self._child.wait
         self.kill, self.send_signal = self._child.kill, self._child.send_signal
 
@@ -151,19 +157,29 @@ def _on_link() -> None:
     """Run `python -m module LINK ...` in a fork; the link has arrived as the file for output."""
     link, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    sys.argv[1:2] = ['here', sys.argv[1], str(link)]
+    sys.argv[1:2] = ['here', os.getcwd(), sys.argv[1], str(link)]
     _as_main()
 
 
 def _as_main() -> None:
-    """Run `python -m module ...` in a fork; the first argument says where errors go."""
+    """Run `python -m module ...` in a fork; before it stand where errors go, and the folder."""
     if sys.argv[1] == 'here':
         os.dup2(os.open(f'/proc/{os.getppid()}/fd/2', os.O_WRONLY | os.O_APPEND), 2)
-    del sys.argv[:2]
-    module, _, function = sys.argv[0].partition(':')
+    for name, descriptor in (('stdout', 1), ('stderr', 2)):   # the present ones are of other files
+        setattr(sys, name, os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace',
+                                     closefd=False))
+    os.chdir(sys.argv[2])
+    del sys.argv[:3]
+    name, _, function = sys.argv[0].partition(':')
     if function:
-        sys.exit(getattr(importlib.import_module(module), function)())
-    runpy.run_module(module, run_name='__main__', alter_sys=True)
+        sys.exit(getattr(importlib.import_module(name), function)())
+    if name.endswith('.py'):
+        sys.path.insert(0, str(Path(name).parent))
+        runpy.run_path(name, run_name='__main__')
+    else:
+        sys.path.insert(0, '')
+        sys.modules.pop(name, None)   # `python -m` loads it as the main one
+        runpy.run_module(name, run_name='__main__', alter_sys=True)
 
 
 def fewer(number: int) -> int:

@@ -5,6 +5,7 @@ run here, and gives the reason.
 """
 
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pytest
 from fleet_env.settings.fleet_file import explained_fleet, load_fleet
-from fleet_testing import Lines, environment, eventually, free_domain
+from fleet_testing import PROGRAMS as LOADED
+from fleet_testing import Forked, Lines, environment, eventually, free_domain
 from rog_bringup import FLEETS
 
 ROOT = Path(__file__).parent.parent
@@ -278,14 +280,11 @@ NOT_RUN = {
     'source .venv/setup': 'these tests run in it',
 }
 
-RUN_DIGITS = """
-        import os, shutil, subprocess, sys
-        shutil.copytree(os.environ['LEARNED'], 'runs')   # of `learned`
+EXAMPLES_TOO = """
+        import sys
         sys.path.append('examples')
         """
-SERVED = """
-        server = subprocess.Popen(['rog', 'models', 'serve', 'runs/digits'])
-        """
+SERVED = EXAMPLES_TOO + '# beside `rog models serve`'
 # Maps the first line of a block of Python to the code that the test runs before the block, and to
 # the code that it runs after the block.
 CODE = {
@@ -315,41 +314,40 @@ CODE = {
         except ConfigError as error:
             assert str(error) == 'robot must be one of robot1, robot3, got robot2'
         '''),
-    'from own_task import Digits': (RUN_DIGITS, '''
+    'from own_task import Digits': (EXAMPLES_TOO, '''
         from fleet_env.versions import Versions
         assert abs(task.evaluate(model) - Versions('runs/digits/models').read(1).accuracy) < 1e-6
         '''),
     'import torch                                    # and nothing of the task': (
-        RUN_DIGITS + """
-        subprocess.run(['rog', 'models', 'export', '--to', 'digits.pt2'], check=True)
+        """
+        from rog_cli.main import main
+        assert main(['models', 'export', '--to', 'digits.pt2']) == 0
         """, 'assert program(torch.zeros(5, 64)).shape == (5, 10)'),
-    'from fleet_env.weights import load_weights': (RUN_DIGITS, '''
+    'from fleet_env.weights import load_weights': (EXAMPLES_TOO, '''
         import torch
         new, filled = Further().model(), Further().model()
         Further().pretrain(filled)
         assert not torch.equal(new[0].weight, filled[0].weight)
         '''),
     '# on the robot': (
-        RUN_DIGITS, 'torch.testing.assert_close(y, model(x))'),
+        EXAMPLES_TOO, 'torch.testing.assert_close(y, model(x))'),
     "# on a robot, or on any machine of the fleet's network": (
-        RUN_DIGITS + SERVED + """
+        SERVED + """
         import torch
         def pictures():
             while fleet.version is None:
                 yield torch.zeros(1, 64)
         camera, act = pictures(), lambda said: None
         """, """
-        server.terminate()
         assert fleet.version.number == 1 and __import__('os').listdir('digits')
         """),
     '# on a robot: robot and server change together, between two inferences': (
-        RUN_DIGITS + SERVED + """
+        SERVED + """
         import torch
         from lopinfer_node import offload
         from own_task import Digits
         model, x = Digits().model().eval(), torch.zeros(1, 64)
         """, """
-        server.terminate()
         assert y.shape == (1, 10)
         """),
     'from lopinfer_node import offload': ('''
@@ -487,6 +485,11 @@ class Place:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
         return self._started[-1]
 
+    def fork(self, *command):
+        """Start a Python program as a fork of one that has loaded PyTorch."""
+        self._started.append(Lines(Forked(LOADED, command, self._env, cwd=self.folder)))
+        return self._started[-1]
+
     def close(self):
         for process in reversed(self._started):
             if process.process.poll() is None:
@@ -575,18 +578,24 @@ def learned(besides, tmp_path_factory):
     """Return the folder `runs` of a run from which the blocks of Python take what was learned."""
     folder = tmp_path_factory.mktemp('learned')
     with besides.place(None, folder) as place:
-        code, out = place.start(LEARNED).ended()
+        _, *arguments = shlex.split(LEARNED)
+        code, out = place.fork('rog_cli.main', *arguments).ended()
     assert code == 0, out
     return folder / 'runs'
 
 
 @pytest.mark.parametrize('first', CODE)
-def test_a_block_of_python_runs(first, besides, learned, tmp_path, monkeypatch):
-    monkeypatch.setenv('LEARNED', str(learned))
+def test_a_block_of_python_runs(first, besides, learned, tmp_path):
     before, after = map(textwrap.dedent, CODE[first])
-    (tmp_path / 'block.py').write_text(f'{before}\n{python_block(first)}\n{after}\n')
+    block = tmp_path / 'block.py'
+    block.write_text(f'{before}\n{python_block(first)}\n{after}\n')
+    shutil.copytree(learned, tmp_path / 'runs')
     with besides.place(None, tmp_path) as place:
-        code, out = place.start('python block.py').ended()
+        if CODE[first][0].startswith(SERVED):
+            place.fork('rog_cli.main', 'models', 'serve', 'runs/digits')
+        # one that shares a model computes in threads up to its end, which a fork must not stand for
+        code, out = (place.start('python block.py') if 'with offload(' in block.read_text()
+                     else place.fork(str(block))).ended()
     assert code == 0, out
 
 

@@ -7,8 +7,6 @@ import re
 import runpy
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 from fleet_env.records.summary import read_summary
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
-from fleet_testing import Lines, environment, free_domain, mostly_long
+from fleet_testing import PROGRAMS, Forked, Lines, environment, free_domain, mostly_long
 from rog_core.codecs import get_codec
 from rog_core.errors import RemoteProtocolError
 from rog_core.model.partition import partition_of
@@ -39,12 +37,9 @@ def run(tmp_path, monkeypatch):
     running = []
 
     def start(text):
-        command = [sys.executable, *shlex.split(text)]
-        running.append(Lines(subprocess.Popen(
-            command, cwd=tmp_path, env=environment(1, tmp_path / 'examples', **reach), text=True,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))))
+        running.append(Lines(Forked(
+            PROGRAMS, shlex.split(text.removeprefix('-m ')),
+            environment(1, tmp_path / 'examples', **reach), cwd=tmp_path)))
         return running[-1]
 
     yield start
@@ -121,11 +116,10 @@ def test_own_torchvision_leaves_a_model_that_plain_pytorch_loads(run, tmp_path, 
     robots = re.findall(r'^robot\d +\S+ % +(\S+ %)', text, re.M)
     assert robots == [accuracy, accuracy]
     file, = re.findall(r'(\S+model.safetensors)', text)
-    program = PLAIN.format(folder=str(ROOT / 'examples'))
-    plain = subprocess.run([sys.executable, '-c', program, file], capture_output=True, text=True,
-                           check=True, cwd=tmp_path)
-    assert '<All keys matched successfully>' in plain.stdout
-    found, batches = plain.stdout.splitlines()[-1].split(', ')
+    (tmp_path / 'plain.py').write_text(PLAIN.format(folder=str(ROOT / 'examples')))
+    plain = done(run(f'plain.py {file}'))
+    assert '<All keys matched successfully>' in plain
+    found, batches = plain.splitlines()[-1].split(', ')
     assert found == accuracy and batches != '0 batches'
 
 

@@ -4,16 +4,13 @@ The only times here are deadlines. They are so long that only a process that han
 exceeds them.
 """
 
-import os
 import signal
-from functools import cache
 from pathlib import Path
 
 import yaml
 from fleet_env.settings.fleet_file import read_fleet
 from fleet_ros.parameters import parameter_file
-from fleet_testing import environment
-from rog_cli.launching.fork_server import ForkServer
+from fleet_testing import PROGRAMS, environment, forks
 from rog_msgs.msg import Bundle, FleetStatus, TrainingStatus
 from rog_ros import qos
 from rog_ros.parameters import server_parameters, worker_parameters
@@ -36,12 +33,6 @@ def write_fleet(folder, robots=2, minutes=10.0, task='tiny_task:Tiny', sync='rsp
         'server': {'checkpoint_every': 0.5},
         'robots': [{'name': f'robot{n + 1}'} for n in range(robots)]}))
     return path
-
-
-@cache
-def fork_server():
-    """Return the fork server that all tests of this process share."""
-    return ForkServer(os.environ)
 
 
 class Fleet:
@@ -82,7 +73,7 @@ class Fleet:
             file = self.folder / f'{label or name}.yaml'
             file.write_text(parameter_file({**values, **parameters}))
             with self.log_path(label or name).open('ab') as log:
-                self.processes[label or name] = fork_server().start(
+                self.processes[label or name] = forks(*PROGRAMS).start(
                     [MODULES.get(name, 'rog_worker.main'), '--ros-args', '-r',
                      f'__ns:={namespace}/{"rog" if name == "server" else name}',
                      '--params-file', str(file)], log, environment(self.domain, HERE, *folders))

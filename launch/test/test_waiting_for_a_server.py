@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import rclpy
 import tiny_task
 from fleet_env.settings.fleet import ReachConfig
 from fleet_ros.environment import dds_environment
-from fleet_testing import Lines, environment, free_domain, mostly_long
+from fleet_testing import PROGRAMS, Forked, Lines, environment, free_domain, mostly_long
 from fleet_under_test import HERE, Fleet
 from rog_core.errors import ConfigError
 from rog_worker.connect import NoServerError, connect
@@ -36,24 +34,23 @@ def domain(monkeypatch):
 
 
 def started(domain, *command):
-    """Start a Python program in this domain.
+    """Start a Python program in this domain."""
+    return Lines(Forked(PROGRAMS, command, environment(domain, HERE, **{
+        **dds_environment(ReachConfig()), 'ROS_DOMAIN_ID': str(domain)})))
 
-    The program reacts to SIGINT, even if the tests run in the background of a shell.
-    """
-    return Lines(subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env=environment(domain, HERE, **{**dds_environment(ReachConfig()),
-                                         'ROS_DOMAIN_ID': str(domain)})))
+
+def written(folder, text):
+    path = folder / 'program.py'
+    path.write_text(text)
+    return str(path)
 
 
 @pytest.mark.parametrize(('number', 'code', 'says'), mostly_long(
     [(signal.SIGINT, -signal.SIGINT, 'the program sees it'),
      (signal.SIGTERM, 128 + signal.SIGTERM, '')],
     (signal.SIGINT, -signal.SIGINT, 'the program sees it')))
-def test_a_signal_ends_a_program_that_waits_for_a_server(domain, number, code, says):
-    program = started(domain, '-c', TRAIN)
+def test_a_signal_ends_a_program_that_waits_for_a_server(domain, number, code, says, tmp_path):
+    program = started(domain, written(tmp_path, TRAIN))
     program.wait(f'robot1 waits for the parameter server at /rog in DDS domain {domain}; '
                  'rog doctor looks for the reason')
     program.process.send_signal(number)
@@ -61,8 +58,8 @@ def test_a_signal_ends_a_program_that_waits_for_a_server(domain, number, code, s
     assert ended == code and 'Traceback' not in text and says in text, text
 
 
-def test_a_program_with_its_own_rclpy_goes_on_when_that_is_shut_down(domain):
-    program = started(domain, '-c', THEIR_RCLPY)
+def test_a_program_with_its_own_rclpy_goes_on_when_that_is_shut_down(domain, tmp_path):
+    program = started(domain, written(tmp_path, THEIR_RCLPY))
     program.wait('waits for the parameter server')
     program.process.send_signal(signal.SIGTERM)
     code, text = program.ended()
@@ -71,7 +68,7 @@ def test_a_program_with_its_own_rclpy_goes_on_when_that_is_shut_down(domain):
 
 @pytest.mark.parametrize('number', mostly_long([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_rog_status_that_waits_for_a_server(domain, number):
-    status = started(domain, '-m', 'rog_cli.main', 'status', '--timeout', '1000')
+    status = started(domain, 'rog_cli.main', 'status', '--timeout', '1000')
     status.wait(f'waiting for a parameter server in DDS domain {domain}')
     status.process.send_signal(number)
     code, text = status.ended()
@@ -81,7 +78,7 @@ def test_a_signal_ends_rog_status_that_waits_for_a_server(domain, number):
 @pytest.mark.parametrize('number', mostly_long([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_rog_view_that_waits_for_a_server(domain, number):
     pytest.importorskip('nicegui', reason='nicegui is not installed')
-    view = started(domain, '-m', 'rog_cli.main', 'view', '--port', '0')
+    view = started(domain, 'rog_cli.main', 'view', '--port', '0')
     view.wait('Whoever reaches this page')
     view.process.send_signal(number)
     code, text = view.ended()
@@ -92,7 +89,7 @@ def test_rog_status_into_a_file_writes_a_line_per_robot_now_and_then(tmp_path):
     with Fleet(tmp_path, robots=1) as fleet:
         fleet.start_all()
         fleet.until_trained('robot1')
-        status = started(fleet.domain, '-m', 'rog_cli.main', 'status')
+        status = started(fleet.domain, 'rog_cli.main', 'status')
         status.wait(r'^ *\d+ s  robot1: \d+ .*loss .*accuracy')
         fleet.interrupt('server')
         assert fleet.ended('server') == 0
