@@ -44,6 +44,8 @@ class Snapshot:
         self._marks = {path: (tensor, _mark(tensor)) for path, tensor in tensors.items()}
         self._counted = [t for t in tensors.values() if not t.is_inference()]
         self._addressed = [t for t in tensors.values() if _address(t)]
+        # memory that is kept is not reused, so what replaces it has another address
+        self._memory = [t.untyped_storage() for t in self._addressed]
         self._numbers = self._numbered()
 
     def note_results(self, model: torch.nn.Module, run: Callable[[], Any]) -> None:
