@@ -128,6 +128,13 @@ def mine(tmp_path, monkeypatch):
     return tmp_path / 'mine.yaml'
 
 
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch, request):
+    """Draw no figures, which take longer than the runs, except where a test looks at them."""
+    if 'says_where_the_results_are' not in request.node.name:
+        monkeypatch.setattr('rog_sim.figures.draw_run', lambda directory: [])
+
+
 def sim(capsys, fleet, *arguments):
     code = main(['sim', str(fleet), *arguments])
     captured = capsys.readouterr()

@@ -227,7 +227,7 @@ with torch.no_grad():
         assert count.item() == k + 1
         if k % 100 == 99:
             print(k, flush=True)
-            time.sleep(0.1)
+        time.sleep(0.005)   # leave the processor to what the test waits for
 '''
 
 
