@@ -226,6 +226,7 @@ NOT_RUN = {
     'python ros2_ws/src/fleet_policy/bench/': 'a measurement of minutes',
     'python studies/bench/': 'a measurement of minutes',
     'rrto bench --model': 'a measurement of minutes',
+    'lopinfer serve --device cuda': 'needs a GPU',
     'export OPENPI_PYTHON': 'for a measurement', 'build/openpi/bin/pip': 'for a measurement',
     'build/lerobot/bin/pip': 'for a measurement',
     'rog status --policies': "rog_cli's tests show such a table",
