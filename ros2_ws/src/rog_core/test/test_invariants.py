@@ -11,7 +11,17 @@ from fleet import Fleet
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from rog_core.protocol.states import TABLES
-from schedules import CODECS, EVENTS, EXACT, NETWORK, SCHEDULES, SYNCS, check_end, play
+from schedules import (
+    CODECS,
+    EVENTS,
+    EXACT,
+    NETWORK,
+    SCHEDULES,
+    SYNCS,
+    check_end,
+    play,
+    run_until,
+)
 from watched import watched
 
 network = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in NETWORK.items()})
@@ -59,6 +69,22 @@ MUST_HAPPEN = ['lost', 'duplicated', 'partial', 'crash that lost updates', 'kill
                'computed ahead', 'ternary', 'resumed', 'blackout', 'deaf', 'retired while pulling',
                'retired while training', 'returned', 'robot came back', 'server paused',
                'server went on']
+
+
+@pytest.mark.parametrize('method', [
+    'dssp:1:4', 'flown:1:6', 'rsp:auto:2:8', 'gsgm:3', 'diloco:4:2+quorum=2+grace=0.3',
+    'trimmed:1'])
+def test_a_retired_robot_that_must_stay_away_pushes(method):
+    fleet = Fleet(1, 3, method, 'raw', patience=0.6)
+    fleet.run(2.0)
+    server, member = fleet.server, fleet.server.members['robot2']
+    run_until(fleet, lambda: member.state == 'training')
+    member.patience.retire(fleet.now, server.patience)
+    member.patience.until = fleet.now + 4
+    run_until(fleet, lambda: member.state != 'training')
+    assert member.alive and member not in server.active()
+    fleet.run(1.0)
+    fleet.check()
 
 
 @pytest.mark.long

@@ -108,7 +108,7 @@ class DiLoCo(Outer, Method):
 
     @override
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        iteration = fleet[robot].iteration if robot in fleet else -1
+        iteration = fleet[robot].iteration
         pushed = sum(other.iteration >= iteration for other in fleet.values())
         if self.quorum and iteration > self._met and pushed >= self.quorum:
             self._met, self._since = iteration, now

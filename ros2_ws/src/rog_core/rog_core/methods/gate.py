@@ -19,7 +19,10 @@ class Gate(Role):
         return ''
 
     def on_push(self, robot: str, fleet: Fleet, now: float) -> None:
-        """Handle the end of a push; ``fleet`` is the progress after this push."""
+        """Handle the end of a push.
+
+        ``fleet``: the progress after this push of the robots that are not retired, and of this one.
+        """
 
     def on_wait(self, robot: str, seconds: float) -> None:
         """Handle the end of a wait: a robot has waited ``seconds`` for other robots."""

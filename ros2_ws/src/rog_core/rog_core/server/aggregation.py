@@ -121,7 +121,7 @@ class Aggregation:
                 values[part] = 0
 
     def pushed(self, member: Member, fleet: Fleet, now: float) -> None:
-        """Handle the end of a member's push; ``fleet``: progress of all robots after this push."""
+        """Handle the end of a member's push; ``fleet``: see `Gate.on_push`."""
         transfer = member.push.transfer
         assert transfer is not None
         complete = member.is_whole and not member.push.refused

@@ -646,7 +646,9 @@ class Server:
         member.bound, member.since = member.granted_bound, now
         member.has_pushed(now)
         actions = self._take_back(member, now)
-        self.aggregation.pushed(member, self._standings(), now)
+        # of this robot, too, which may have to stay away
+        fleet = {**self._standings(), member.robot: member.standing}
+        self.aggregation.pushed(member, fleet, now)
         return [*actions, *self._release(now)]
 
     def _close(self, member: Member, taken: np.ndarray) -> None:
