@@ -171,12 +171,17 @@ class Follower:
             self._changed.wait_for(lambda: self._closed or self.ready is not None, seconds)
         return self.ready is not None
 
-    def close(self) -> None:
-        """Follow no longer; what is in use stays."""
+    def close(self, patience: float = 0.0) -> None:
+        """Follow no longer; what is in use stays.
+
+        ``patience``: seconds to wait for a version that is being examined. A program that ends
+        while a thread computes is aborted.
+        """
         self._reader.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._examining.join(patience)
         self._write_kept()
 
     # -- the reader's thread, and one that examines, because a check may take long -----------------

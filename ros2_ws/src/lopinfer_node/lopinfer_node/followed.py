@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_models.errors import FollowError
 from fleet_models.following import Follower, Ready, with_state
+from fleet_ros.ending import CLEANUP
 
 from .runtime.client import Report
 
@@ -82,9 +83,10 @@ class FollowedModel:
 
     def close(self) -> None:
         """Follow no longer, and disconnect from the servers."""
-        self.follower.close()
         with self._changing:
-            self._closed = True
+            self._closed = True     # `_prepared` ends
+        self.follower.close(CLEANUP)
+        with self._changing:
             opened, self._opened = self._opened, []
         for one in opened:
             one.close()

@@ -185,6 +185,19 @@ def test_a_version_that_comes_while_the_model_is_traced_is_taken_up(tmp_path):
         eventually(lambda: equal(shared(x), new, x))
 
 
+def test_the_end_waits_for_a_version_that_is_being_traced(tmp_path):
+    tracing, go_on = threading.Event(), threading.Event()
+    with offering(tmp_path) as fleet:
+        with offload(Interrupted().eval(), example=torch.rand(SHAPE), options=ClientOptions(halves),
+                     follow='/rog'):
+            Interrupted.once = lambda: (tracing.set(), go_on.wait(LIMIT))
+            fleet.give(other(1), .5)
+            assert tracing.wait(LIMIT)
+            threading.Timer(.5, go_on.set).start()
+        assert go_on.is_set()
+        assert 'examine' not in [thread.name for thread in threading.enumerate()]
+
+
 def test_a_margin_beyond_its_bounds_is_refused():
     with pytest.raises(ValueError, match='margin'), \
             offload(Small(), follow=FollowOptions('/rog', margin=7)):
