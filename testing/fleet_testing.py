@@ -174,8 +174,9 @@ def _as_main() -> None:
     if function:
         sys.exit(getattr(importlib.import_module(name), function)())
     if name.endswith('.py'):
-        sys.path.insert(0, str(Path(name).parent))
-        runpy.run_path(name, run_name='__main__')
+        path = Path(name).absolute()      # as `__file__` of `python name`
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name='__main__')
     else:
         sys.path.insert(0, '')
         sys.modules.pop(name, None)   # `python -m` loads it as the main one

@@ -20,8 +20,10 @@ from fleet_testing import LIMIT, eventually, free_domain
 from lopinfer_msgs import msg, srv
 from lopinfer_node import qos
 from lopinfer_node.api import offload
+from lopinfer_node.ros import client_shell
 from lopinfer_node.ros.client_shell import ClientOptions
 from lopinfer_node.ros.convert import to_ros
+from lopinfer_node.ros.upload import ModelStream
 from lopinfer_node.runtime.choice import PlanChoice
 from lopinfer_node.runtime.client import OPENING, CallOpen
 from lopinfer_node.runtime.wire import Piece
@@ -69,8 +71,8 @@ class Stranger:
             self.node.create_subscription(kind, topic, self.heard[name].append, qos.PIECE)
             self.publishers[name] = self.node.create_publisher(kind, topic, qos.PIECE)
         self.frames = []        # of the model
-        self.node.create_subscription(Frame, '/robot1/lopinfer/model/up', self.frames.append,
-                                      STREAM)
+        self.hears_frames = self.node.create_subscription(
+            Frame, '/robot1/lopinfer/model/up', self.frames.append, STREAM).get_publisher_count
         self.clients = {name: self.node.create_client(kind, f'/lopinfer/{name}') for name, kind in (
             ('open', srv.Open), ('set_plans', srv.SetPlans))}
         self.spinning = Spinning(self.node)
@@ -130,10 +132,17 @@ def false_results(message):
     return to_ros(piece.sealed())
 
 
-def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(keys, tmp_path):
+def test_a_stranger_reads_and_changes_nothing_and_the_honest_robot_is_served(
+        keys, tmp_path, monkeypatch):
     model, inputs = Small().eval(), [torch.rand(SHAPE) for _ in range(8)]
     with torch.no_grad():
         wanted = [model(x) for x in inputs]
+
+    def stream(*arguments):
+        made = ModelStream(*arguments)
+        eventually(stranger.hears_frames)    # before the first frame
+        return made
+    monkeypatch.setattr(client_shell, 'ModelStream', stream)
     with stranger_here() as stranger, server_here(tmp_path, access=keys['fleet']) as server, \
             shared_by(keys['robot1'], model, inputs[0]) as shared:
         assert shared.wait(LIMIT), shared.reason  # the model was sent, sealed

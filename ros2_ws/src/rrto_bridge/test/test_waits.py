@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import remote
 import torch
-from fleet_testing import environment, free_domain
+from fleet_testing import environment, eventually, free_domain
 from rrto_bridge.cli import run
 from torch import nn
 
@@ -76,8 +76,7 @@ def test_a_server_of_its_own_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(run, 'STOP_LIMIT', 1.0)
     for key, value in environment(free_domain()).items():
         monkeypatch.setenv(key, value)
-    with run.own_server():
-        server = next(int(pid) for pid in Path(f'/proc/{os.getpid()}/task/{os.getpid()}/children')
-                      .read_text().split())
-        os.kill(server, signal.SIGSTOP)   # so that the server does not receive the request to end
-    assert not Path(f'/proc/{server}').exists()
+    with run.server_process() as (_, server):
+        os.kill(server.pid, signal.SIGSTOP)   # so that it does not receive the request to end
+        eventually(lambda: ') T ' in Path(f'/proc/{server.pid}/stat').read_text())
+    assert server.returncode == -signal.SIGKILL
