@@ -1,11 +1,13 @@
 """Settings for the tests of every package, however pytest is started."""
 
-import gc
 import os
 import signal
 
 import pytest
+from fleet_env.command import collect_seldom, never_collect_what_is_loaded
 from fleet_testing import free_domain
+
+collect_seldom()
 
 # Set these environment variables first: libraries read them when they are imported, and the
 # processes that the tests start inherit them.
@@ -34,8 +36,7 @@ def pytest_collection_finish():
     Otherwise each garbage collection takes a quarter of a second, and most tests of RRTO begin
     with one.
     """
-    gc.collect()
-    gc.freeze()
+    never_collect_what_is_loaded()
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
+from fleet_env.command import never_collect_what_is_loaded
 from fleet_ros.own_gpu import end_process, start_process
 
 from .computing import Network, on_device
@@ -128,6 +129,7 @@ def main(arguments: list[str]) -> int:
             if isinstance(given, torch.nn.Module):
                 device = torch.empty(0, device=arguments[1]).device
                 network = on_device(given.to(device), device)
+                never_collect_what_is_loaded()
                 answer: tuple[Any, str] = None, ''
             else:
                 assert network is not None, 'a model must come before inputs'

@@ -54,7 +54,8 @@ def start_process(module: str, descriptor: int, device: str, environment: dict[s
     it by `end_process`. Raises OSError if the process cannot be started.
     """
     return subprocess.Popen(
-        [sys.executable, '-m', module, str(descriptor), device, str(os.getpid())],
+        [sys.executable, '-m', 'fleet_env.start', module, str(descriptor), device,
+         str(os.getpid())],
         pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, start_new_session=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import rclpy
-from fleet_env.command import use_utf8
+from fleet_env.command import begin_process, never_collect_what_is_loaded
 from fleet_env.settings.fleet import ReachConfig
 from fleet_env.vision import other_build
 from rclpy.node import Node
@@ -49,7 +49,7 @@ def run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
     :param ends: whether this function also ends the process if ``arguments`` are given.
     """
     if arguments is None:
-        use_utf8()
+        begin_process()
     given = sys.argv[1:] if arguments is None else arguments
     if {'-h', '--help'} & set(takewhile('--ros-args'.__ne__, given)):
         print(_help(settings))
@@ -85,6 +85,8 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
                    signal_handler_options=SignalHandlerOptions.NO)
         with interruption.raised():
             node = build()
+            if ends:
+                never_collect_what_is_loaded()
     except KeyboardInterrupt:
         return _end(0)  # the node has not begun to work, so there is nothing to clean up
     # a task or model has called sys.exit; the exit code 0 would look like success

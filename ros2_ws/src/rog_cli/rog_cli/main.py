@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from fleet_env.command import command_parser, os_error_text, use_utf8
+from fleet_env.command import begin_process, command_parser, os_error_text
 from fleet_env.errors import RecordError, SettingError, TraceError, VersionError
 from fleet_link.errors import KeyFileError
 from rog_core.errors import RogError
@@ -63,7 +63,7 @@ def run_verb(command: str, make: Callable[[], argparse.ArgumentParser],
     """
     _open_what_is_closed()
     if arguments is None:
-        use_utf8()
+        begin_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may not support all characters
             stream.reconfigure(errors='backslashreplace')

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from fleet_env.command import command_parser, os_error_text, use_utf8
+from fleet_env.command import begin_process, command_parser, os_error_text
 from fleet_env.errors import PackageError, SettingError, TraceError
 from fleet_link.errors import KeyFileError
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An error that is the user's fault is printed as one line; the exit code is then 2.
     """
     if arguments is None:
-        use_utf8()
+        begin_process()
     name = next(iter(sys.argv[1:] if arguments is None else arguments), '')
     try:
         options = make_parser(name).parse_args(arguments)

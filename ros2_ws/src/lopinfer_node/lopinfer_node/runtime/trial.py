@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from fleet_compute.weights import FOLDER, Weights
+from fleet_env.command import never_collect_what_is_loaded
 from fleet_ros.device import limit_memory, warm_up
 from fleet_ros.ending import die_with
 
@@ -101,7 +102,7 @@ class Trier:
 
     def __call__(self, folder: Path) -> Trial:
         """Try a model; raise ModelError if it cannot be read or needs too much memory or time."""
-        command = [sys.executable, '-m', __name__, str(folder), self.device,
+        command = [sys.executable, '-m', 'fleet_env.start', __name__, str(folder), self.device,
                    str(torch.get_num_threads()), str(self.memory), str(self.longest),
                    str(os.getpid())]
         # The process gets a separate POSIX session, so it does not receive the user's Ctrl+C.
@@ -138,6 +139,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(int(arguments[2]))
     warm_up(device)
     warm_up(torch.device('meta'))     # load 70 MB of code before the model's memory is measured
+    never_collect_what_is_loaded()
     limit_memory(device, memory + max(ROOM, memory // 4))
     try:
         result = _try(folder, device, memory, longest)

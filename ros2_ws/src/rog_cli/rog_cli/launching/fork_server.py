@@ -13,7 +13,6 @@ and runs like a process that was started directly. The fork server ends when the
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -28,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from fleet_env.command import collect_seldom, never_collect_what_is_loaded
 from fleet_ros.ending import KILLED
 
 LIMIT = 600.0  # seconds within which the fork server must load everything, even on a busy machine
@@ -162,6 +162,7 @@ def _load(names: Sequence[str]) -> None:
 
     A missing module is no error here: the started processes report it.
     """
+    collect_seldom()
     with suppress(ImportError):
         for name in names:
             module, _, function = name.partition(':')
@@ -169,7 +170,7 @@ def _load(names: Sequence[str]) -> None:
             if function:
                 getattr(found, function)()
     # otherwise a garbage collection would copy the memory pages that all processes share
-    gc.freeze()
+    never_collect_what_is_loaded()
 
 
 def _serve(link: socket.socket) -> Callable[[], Any] | None:

@@ -4,6 +4,7 @@
 process of the program. The module then imports the next sitecustomize on the path, if any.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -22,7 +23,12 @@ class _Watch:
             execute = spec.loader.exec_module
 
             def exec_module(module):
-                execute(module)
+                collects = gc.get_threshold()
+                gc.set_threshold(10_000, *collects[1:])   # half a second less
+                try:
+                    execute(module)
+                finally:
+                    gc.set_threshold(*collects)
                 from rrto_bridge.program.launcher import install
                 install()
 

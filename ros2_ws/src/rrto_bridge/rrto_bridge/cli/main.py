@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fleet_env.command import command_parser, os_error_text, use_utf8
+from fleet_env.command import begin_process, command_parser, os_error_text
 from fleet_env.errors import PackageError, SettingError
 from fleet_ros.ending import end_with_launcher
 
@@ -26,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     if arguments is None:
-        use_utf8()
+        begin_process()
     try:
         options = make_parser().parse_args(arguments)
         end_with_launcher()

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from fleet_compute.weights import Weights
+from fleet_env.command import never_collect_what_is_loaded
 from fleet_ros.device import torch_device, warm_up
 
 from ..execution.context import Context, default_generator
@@ -101,6 +102,7 @@ def main(arguments: list[str]) -> int:
         except Exception as error:   # such as an error of the driver
             link.send(encode(('', f'{type(error).__name__}: {str(error)[:200]}')))
             return 1
+        never_collect_what_is_loaded()
         link.send(encode((_name(performer.context.device), '')))
         _serve(link, performer)
     except (EOFError, ProcessLookupError):

@@ -9,7 +9,6 @@ the supervisor ends, the fork server ends all programs' processes and then itsel
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import selectors
@@ -22,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fleet_env.command import how_it_ended
+from fleet_env.command import how_it_ended, never_collect_what_is_loaded
 from fleet_env.errors import FleetEnvError
 from fleet_link.session import LAST_WORDS
 from fleet_ros.device import torch_device
@@ -204,7 +203,8 @@ def main(arguments: list[str]) -> None:
     # Do not suppress any other error.
     with socket.socket(fileno=int(arguments[0])) as link, contextlib.suppress(ConnectionError):
         fork_server = ForkServer(link)
-        gc.freeze()   # so that the forked processes share memory pages with this process
+        # so that the forked processes share memory pages with this process
+        never_collect_what_is_loaded()
         try:
             fork_server.run()
         finally:

@@ -68,7 +68,8 @@ class ForkServerProcess:
             self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, '-m', 'rrto_bridge.server.fork_server', str(theirs.fileno())],
+                    [sys.executable, '-m', 'fleet_env.start', 'rrto_bridge.server.fork_server',
+                     str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=sys.stderr)
         except OSError as error:
             raise ConfigError(f'the server cannot start a process: {error}') from error
