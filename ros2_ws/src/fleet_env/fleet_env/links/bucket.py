@@ -59,13 +59,6 @@ class TokenBucket:
         """Return the rate of the link at time ``now``, Mbit/s; 0 means no link."""
         return self.trace.rate(now - self.start)
 
-    def idle_at(self) -> float:
-        """Return the time at which all queued bytes have left.
-
-        The result is infinite if they never leave, and -infinity if nothing was ever queued.
-        """
-        return self._departure
-
     def clear(self, now: float) -> None:
         """Drop all bytes that still wait at time ``now``, because the sender gave them up."""
         now = self._advance(now)

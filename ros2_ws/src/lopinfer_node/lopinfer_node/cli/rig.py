@@ -43,7 +43,6 @@ SERVER = 'from lopinfer_node.nodes import server_main; raise SystemExit(server_m
 START = 120.0
 END = 30.0          # seconds after which a server that was told to end is killed
 WARM_UP = 2         # number of requests at the start that are not measured
-DEVICE_ONLY = 'device-only'
 
 
 @dataclass(frozen=True)
