@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleet_env.durable import read_file
-from fleet_env.errors import WeightsError, why_unread
+from fleet_env.errors import VersionError, WeightsError, why_unread
 from fleet_env.versions import check_digest, find_model
 
 if TYPE_CHECKING:
@@ -83,9 +84,12 @@ def _state_of(file: Path) -> tuple[dict[str, Tensor], bool]:
     except SafetensorError as error:
         raise WeightsError(f'{file} is not a safetensors file ({error}); the name of a file of '
                            f'torch.save must end in one of {", ".join(PICKLED)}') from error
+    except VersionError:
+        raise
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        said = str(error).strip().partition('\n')[0][:200]
-        raise WeightsError(f'{file} is not a state_dict of torch.save: {said}; write it by '
+        other = re.search(r'Unsupported (?:global|class|operand): GLOBAL (\S+)', str(error))
+        why = f'has an object of {other[1]}' if other else 'is damaged, or of another program'
+        raise WeightsError(f'{file} is not a state_dict of torch.save: it {why}; write it by '
                            'torch.save(model.state_dict(), FILE)') from error
     wrong = not isinstance(found, dict) or next(
         (key for key, value in found.items() if not isinstance(value, torch.Tensor)), None)

@@ -255,6 +255,7 @@ robots:
     ('- {name: a, <<: 3}', 4, "'<<' must be a mapping"),
     ('- {name: a, <<: [3]}', 4, "'<<' must be a mapping"),
     ('- {name: a, <<: {pace: 1}, <<: {pace: 1}}', 4, "'<<' occurs twice"),
+    ('- a', 4, 'robots[0] must be a mapping of keys to values, such as {name: robot1}'),
     ('- &a {name: a, pase: 1}\n- {<<: *a, name: b}', 4, "unknown key 'robots[0].pase'"),
     ('- {name: a}\n- {name: b,\n   <<: {pase: 1}}', 6, "unknown key 'robots[1].pase'"),
     ('- {name: a, name: b}', 4, "the key 'name' occurs twice"),

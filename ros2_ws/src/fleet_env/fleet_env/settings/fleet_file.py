@@ -297,8 +297,9 @@ class _Document:
         for key in path:
             node = node[key]
         if not isinstance(node, dict):
-            raise self._error(f'{dotted(path) or "the file"} must be a mapping of keys to values',
-                              path)
+            such = ', such as {name: robot1}' if path[:1] == ('robots',) else ''
+            raise self._error(f'{dotted(path) or "the file"} must be a mapping of keys to values'
+                              f'{such}', path)
         return node
 
     def _checked(self, model: Any, values: dict[str, Any], path: _Path) -> Any:
