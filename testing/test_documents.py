@@ -334,11 +334,12 @@ CODE = {
         EXAMPLES_TOO, 'torch.testing.assert_close(y, model(x))'),
     "# on a robot, or on any machine of the fleet's network": (
         SERVED + """
+        import time
         import torch
         def pictures():
             while fleet.version is None:
                 yield torch.zeros(1, 64)
-        camera, act = pictures(), lambda said: None
+        camera, act = pictures(), lambda said: time.sleep(0.02)
         """, """
         assert fleet.version.number == 1 and __import__('os').listdir('digits')
         """),
@@ -376,6 +377,7 @@ def python_block(first):
     return next(text for _, _, text in blocks() if text.startswith(first))
 
 
+@cache
 def commands():
     """Return a dict: command -> document that contains it, from code blocks and from the text."""
     said = {}
@@ -585,23 +587,45 @@ def learned(besides, tmp_path_factory):
     return folder / 'runs'
 
 
-@pytest.mark.parametrize('first', CODE)
-def test_a_block_of_python_runs(first, besides, learned, tmp_path):
+def write_block(folder, first):
+    """Write a block of Python, with the code before and after it; return the path."""
     before, after = map(textwrap.dedent, CODE[first])
-    block = tmp_path / 'block.py'
-    block.write_text(f'{before}\n{python_block(first)}\n{after}\n')
+    path = folder / f'block{[*CODE].index(first)}.py'
+    path.write_text(f'{before}\n{python_block(first)}\n{after}\n')
+    return path
+
+
+# A program that shares a model computes in threads up to its end, which a fork must not stand for.
+SHARING = [first for first in CODE if 'with offload(' in python_block(first)]
+
+
+@pytest.mark.parametrize('first', [first for first in CODE if first not in SHARING])
+def test_a_block_of_python_runs(first, besides, learned, tmp_path):
+    block = write_block(tmp_path, first)
     shutil.copytree(learned, tmp_path / 'runs')
     with besides.place(None, tmp_path) as place:
         if CODE[first][0].startswith(SERVED):
             place.fork('rog_cli.main', 'models', 'serve', 'runs/digits')
-        # one that shares a model computes in threads up to its end, which a fork must not stand for
-        code, out = (place.start('python block.py') if 'with offload(' in block.read_text()
-                     else place.fork(str(block))).ended()
+        code, out = place.fork(str(block)).ended()
     assert code == 0, out
 
 
+def test_the_blocks_of_python_that_share_a_model_run(besides, learned, tmp_path):
+    """One process runs one after the other, because each would take seconds to load PyTorch."""
+    names = [write_block(tmp_path, first).name for first in SHARING]
+    shutil.copytree(learned, tmp_path / 'runs')
+    (tmp_path / 'all.py').write_text(
+        "import runpy, sys\nfor name in sys.argv[1:]:\n"
+        "    print(name, runpy.run_path(name, run_name='__main__')['y'].shape)\n")
+    with besides.place(None, tmp_path) as place:
+        place.fork('rog_cli.main', 'models', 'serve', 'runs/digits')
+        code, out = place.start(shlex.join(['python', 'all.py', *names])).ended()
+    assert code == 0 and len(names) > 2 and all(name in out for name in names), out
+
+
 @pytest.mark.parametrize('name', MADE)
-def test_a_page_that_is_made_from_code_is_up_to_date(name):
-    made = subprocess.run([sys.executable, ROOT / f'tools/{name}.py'], text=True, check=True,
-                          stdout=subprocess.PIPE).stdout
+def test_a_page_that_is_made_from_code_is_up_to_date(name, besides, tmp_path):
+    with besides.place(None, tmp_path) as place:
+        code, made = place.fork(str(ROOT / f'tools/{name}.py')).ended()
+    assert code == 0, made
     assert made == (ROOT / f'docs/reference/{name}.md').read_text(), 'make reference'

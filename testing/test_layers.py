@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from functools import cache
@@ -10,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from fleet_testing import PROGRAMS, Forked
 
 ROOT = Path(__file__).parent.parent
 PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'launch/rog_bringup',
@@ -93,6 +93,7 @@ def imported(folder):
     return found - sys.stdlib_module_names
 
 
+@cache
 def manifest(package, *tags):
     """Return the names in these tags of package.xml."""
     tree = ElementTree.parse(PLACES[package].parent / 'package.xml')
@@ -129,22 +130,51 @@ def test_package_xml_names_what_is_imported(package):
     }
 
 
-def test_a_robot_needs_neither_the_laboratory_nor_pictures():
+# Begins a program that runs in a fork, where PyTorch is loaded already.
+FORGET = """
+import importlib, sys
+def forget():
+    for module in [m for m in sys.modules if m.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto'))]:
+        del sys.modules[module]
+forget()
+"""
+
+
+def output_of(folder, program, *arguments):
+    """Run a program in a fork that has imported nothing of this suite; return its output."""
+    path = folder / 'program.py'
+    path.write_text(FORGET + program)
+    with Forked(PROGRAMS, [str(path), *arguments]) as process:
+        said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said
+
+
+def test_a_robot_needs_neither_the_laboratory_nor_pictures(tmp_path):
     """Every file of what a robot installs is imported without the packages that it lacks."""
     names = ['.'.join(file.relative_to(PLACES[package].parent).with_suffix('').parts)
              for package in ON_ROBOTS for file in sorted(PLACES[package].rglob('*.py'))
              if file.stem not in ('__main__', 'sitecustomize', 'plot_style', 'plots', 'picture')]
     program = f"""
-import importlib, sys
 for name in {NOT_ON_ROBOTS}:
     sys.modules[name] = None
 for name in {names}:
     importlib.import_module(name.removesuffix('.__init__'))
+print('imported all')
 """
-    done = subprocess.run([sys.executable, '-c', program], text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    assert output_of(tmp_path, program) == 'imported all\n'
 
 
+@cache
+def local_modules():
+    """Return the modules in the folders of helpers for tests; pytest.ini adds them to the path."""
+    return {file.stem for where in ('testing', '*/test', '*/bench', 'ros2_ws/src/*/test',
+                                    'ros2_ws/src/*/bench', '*/test/*', 'ros2_ws/src/*/test/*',
+                                    '*/bench/*', 'ros2_ws/src/*/bench/*')
+            for file in ROOT.glob(f'{where}/*.py')}
+
+
+@cache
 def needs(package):
     """Return the packages of this suite that are built before ``package``.
 
@@ -158,15 +188,10 @@ def needs(package):
 def test_package_xml_names_what_its_tests_import(package):
     place = PLACES[package].parent
     used = {'pytest'}.union(*map(imported, [place / 'test', place / 'bench']))
-    # Folders of helpers for tests; pytest.ini adds them to the path.
-    local = {file.stem for where in ('testing', '*/test', '*/bench', 'ros2_ws/src/*/test',
-                                     'ros2_ws/src/*/bench', '*/test/*', 'ros2_ws/src/*/test/*',
-                                     '*/bench/*', 'ros2_ws/src/*/bench/*')
-             for file in ROOT.glob(f'{where}/*.py')}
     above = {other for other in PLACES if package in needs(other) | manifest(other, 'test_depend')}
     named = manifest(package, 'depend', 'exec_depend', 'test_depend')
-    assert {(KEYS | TEST_KEYS).get(module, module) for module in
-            used - local - above - OPTIONAL - {package, 'a_package_that_nobody_has'}} <= named
+    used -= local_modules() | above | OPTIONAL | {package, 'a_package_that_nobody_has'}
+    assert {(KEYS | TEST_KEYS).get(module, module) for module in used} <= named
 
 
 @pytest.mark.parametrize('package', sorted(PLACES))
@@ -334,7 +359,6 @@ def test_the_checks_of_rooms_find_what_they_are_for(tmp_path):
 
 # Imports each module without rclpy, and prints those that would load rclpy before fleet_ros.
 FIRST = """
-import importlib, sys
 sys.modules['rclpy'] = None
 for name in sys.argv[1:]:
     try:
@@ -342,20 +366,18 @@ for name in sys.argv[1:]:
     except ImportError as error:
         if not str(error.name).startswith('rclpy') or 'fleet_ros' not in sys.modules:
             print(name, error)
-    for module in [m for m in sys.modules if m.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto'))]:
-        del sys.modules[module]
+    forget()
 """
 
 
-def test_what_users_start_loads_fleet_ros_which_checks_shared_memory_before_rclpy():
+def test_what_users_start_loads_fleet_ros_which_checks_shared_memory_before_rclpy(tmp_path):
     started = [module for setup in ROOT.glob('ros2_ws/src/*/setup.py')
                for module in re.findall(r"= ?([\w.]+):\w+'", setup.read_text())]
     verbs = [f'rog_cli.commands.{path.stem}' for path in
              ROOT.glob('ros2_ws/src/rog_cli/rog_cli/commands/*.py')]
     wanted = [*started, *verbs, 'rog_worker.connect', 'lopinfer_node.api']
     assert len(started) > 10
-    done = subprocess.run([sys.executable, '-c', FIRST, *wanted], text=True, capture_output=True)
-    assert done.returncode == 0 and not done.stdout, done
+    assert output_of(tmp_path, FIRST, *wanted) == ''
 
 
 def test_files_of_tests_have_distinct_names():

@@ -1,12 +1,12 @@
 """The pictures of the ways through the code show the functions that run, in the order of calls."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from fleet_testing import LIMIT
+from fleet_testing import PROGRAMS as LOADED
+from fleet_testing import Forked
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -65,24 +65,25 @@ def note(frame, event, argument):
 '''
 
 
-def called(name):
+def called(name, folder):
     """Run a way's program; return (file, name) of each function of the package, in order of calls.
 
-    ``name``: name of the way.
+    ``name``: name of the way. ``folder``: an empty one.
     """
     way = WAYS[name]
     tests = ROOT / 'ros2_ws/src' / way.package / 'test'
-    program = (TRACER + f'sys.path.insert(0, {str(tests)!r})\n' + PROGRAMS[name]
-               + "sys.setprofile(None)\nfor call in calls:\n    print(*call)\n")
-    done = subprocess.run([sys.executable, '-c', program, way.package], capture_output=True,
-                          text=True, timeout=LIMIT, check=False)
-    assert not done.returncode, done.stderr
-    return [tuple(line.split()) for line in done.stdout.splitlines()]
+    program = folder / 'program.py'
+    program.write_text(TRACER + f'sys.path.insert(0, {str(tests)!r})\n' + PROGRAMS[name]
+                       + "sys.setprofile(None)\nfor call in calls:\n    print(*call)\n")
+    with Forked(LOADED, [str(program), way.package]) as process:
+        said, _ = process.communicate()
+    assert not process.returncode, said
+    return [tuple(line.split()) for line in said.splitlines()]
 
 
 @pytest.mark.parametrize('name', WAYS)
-def test_the_functions_are_called_in_the_order_of_the_picture(name):
-    calls = called(name)
+def test_the_functions_are_called_in_the_order_of_the_picture(name, tmp_path):
+    calls = called(name, tmp_path)
     steps = [(step.file, step.name) for step in WAYS[name].steps]
     assert [step for step in steps if step not in calls] == []
     assert sorted(steps, key=calls.index) == steps

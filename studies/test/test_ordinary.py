@@ -59,7 +59,7 @@ def require_whole(name, fleet, out, better_than, method):
 def test_a_model_is_whole_on_the_server_and_the_same_on_the_robots(name, better_than, tmp_path):
     # On links so fast, the run ends while both robots compute, and nothing is on its way. A lossy
     # codec would still owe the robots a part of each row.
-    fleet = fleet_of(name, 'bsp', 1, minutes=.5)
+    fleet = fleet_of(name, 'bsp', 1, minutes=.25)
     robots = tuple(changed(robot, link=LinkConfig(rate=500.0)) for robot in fleet.robots)
     fleet = changed(fleet, robots=robots, training={'learning_rate': .01, 'codec': 'raw'})
     require_whole(name, fleet, tmp_path, better_than, 'bsp')

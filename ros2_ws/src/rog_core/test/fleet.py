@@ -138,6 +138,10 @@ class Fleet:
         self.lives_of_robots: list[Robot] = []
         self.applied_chunks: set = set()
         self.errors: list = []
+        # Deadlines of the robots and of the server, which an event at one of them may change; None:
+        # not known. To compute them anew for each event takes long.
+        self.wakes: dict[str, float | None] = {}
+        self.due: float | None = None
         self.staleness = Staleness(lambda sync: method_named(sync, self.team))
         self.versions = Versions(self.partition.grown)
         self.stopped = False
@@ -356,6 +360,9 @@ class Fleet:
         heapq.heappush(self.queue, (self.now + delay, next(self.count), call))
 
     def heartbeat(self):
+        known = {name: at for name, at in self.wakes.items() if at is not None}
+        assert known == {name: self.deadline(name) for name in known}, 'an event was overlooked'
+        assert self.due in (None, self.server.deadline), 'an event was overlooked'
         for name, robot in self.robots.items():
             if not robot.alive or name in self.dead_links:
                 self.unheard.add(name)
@@ -377,18 +384,20 @@ class Fleet:
 
     def carry(self, robot, towards_server, nbytes, deliver):
         """Send a message over a network that may queue, lose, delay, duplicate or reorder it."""
-        if robot in self.dead_links | self.deaf_links or self.rng.random() < self.loss:
+        if robot in self.dead_links or robot in self.deaf_links \
+                or self.rng.random() < self.loss:
             self.counts['lost'] += 1
             return
         key = (robot, towards_server)
-        if self.free_at.get(key, 0.0) - self.now > BUFFER:
+        free = self.free_at.get(key, 0.0)
+        if free - self.now > BUFFER:
             self.counts['dropped'] += 1
             return
-        self.free_at[key] = max(self.free_at.get(key, 0.0), self.now) + nbytes / self.rate
+        self.free_at[key] = free = max(free, self.now) + nbytes / self.rate
         twice = self.rng.random() < self.duplicate
         self.counts['duplicated'] += twice
         for _ in range(1 + twice):
-            self.at(self.free_at[key] - self.now + self.rng.random() * self.delay, deliver)
+            self.at(free - self.now + self.rng.random() * self.delay, deliver)
 
     def guard(self, call):
         try:
@@ -406,9 +415,12 @@ class Fleet:
         ``side``: name of the machine's robot; None for the server.
         """
         if side is None:
+            self.due = None
             self.staleness.grants(self.server)
             if next(self.acts) % DEADLINES == 0:
                 self.check_deadline()
+        else:
+            self.wakes[side] = None
         push = robot and robot.machine.push
         if push and push.transfer != robot.pushing:
             robot.pushing = push.transfer
@@ -586,10 +598,18 @@ class Fleet:
 
     def run(self, seconds):
         until = self.now + seconds
+        # a test may have changed anything since the last run
+        self.wakes, self.due = dict.fromkeys(self.robots), None
         while not self.stopped:
-            wake, who = min(((r.machine.deadline, n) for n, r in self.robots.items() if r.alive),
-                            default=(math.inf, ''))
-            due = min(wake, self.server.deadline)
+            wake, who = math.inf, ''
+            for name, at in self.wakes.items():
+                if at is None:
+                    at = self.wakes[name] = self.deadline(name)
+                if at < wake:
+                    wake, who = at, name
+            if self.due is None:
+                self.due = self.server.deadline
+            due = min(wake, self.due)
             event = self.queue[0][0] if self.queue else math.inf
             if min(due, event) > until:
                 self.now = until
@@ -599,11 +619,16 @@ class Fleet:
                 call()
             else:
                 self.now = max(due, self.now)
-                if self.server.deadline <= self.now:
+                if self.due <= self.now:
                     self.act(None, self.server.on_time(self.now))
                 if wake <= self.now:
                     robot = self.robots[who]
                     self.act(who, robot.machine.on_time(self.now), robot)
+
+    def deadline(self, name):
+        """Return the time by which the robot must be called."""
+        robot = self.robots[name]
+        return robot.machine.deadline if robot.alive else math.inf
 
     # -- invariants
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from rog_core.methods.coded import Coded
@@ -71,7 +72,7 @@ class Staleness:
     """
 
     def __init__(self, told):
-        self.told = told
+        self.bound_of = cache(lambda sync: loosest(told(sync)))
         self.pushed_under: dict = {}   # maps an incarnation to the bound at its last push
         # Maps an incarnation to the bound at its last complete push.
         self.complied: dict = {}
@@ -81,7 +82,7 @@ class Staleness:
 
     def pushes(self, machine):
         life = machine.incarnation
-        bound = self.pushed_under[life] = loosest(self.told(machine.command.sync))
+        bound = self.pushed_under[life] = self.bound_of(machine.command.sync)
         self.complied[life] = max(self.complied.get(life, 0), bound)
 
     def starts(self, machine):
@@ -93,7 +94,7 @@ class Staleness:
 
     def grants(self, server):
         """Record, for every pull that has begun, the staleness bound that holds for it."""
-        active, present = server.active(), loosest(self.told(str(server.method)))
+        active, present = server.active(), self.bound_of(str(server.method))
         for member in active:
             life = member.incarnation
             # For a member that has just joined, record only the bound of the present method.

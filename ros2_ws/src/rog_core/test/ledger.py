@@ -65,7 +65,7 @@ class Gradients:
         step = order.step
         if not isinstance(step, Shards):
             gradient = self.noise.standard_normal(self.elements).astype(np.float32)
-            gradient[self.noise.random(gradient.size) < 0.2] = 0
+            gradient = np.where(self.noise.random(gradient.size) < 0.2, np.float32(0), gradient)
             # With local steps, a worker pushes a change of the model. This change is already
             # multiplied by the learning rate.
             return gradient * np.float32(RATE * step.steps) if isinstance(step, Local) else gradient
@@ -91,14 +91,17 @@ class SummingAccumulator(Accumulator):
         return padded(self.pending, self.elements)
 
     def accumulate(self, *arguments, **options):
-        before = self.unsent + self.dropped
-        super().accumulate(*arguments, **options)
-        self.produced += self.unsent + self.dropped - before
+        self._produce(super().accumulate, *arguments, **options)
 
     def keep_buffers(self, change):
-        before = self.unsent + self.dropped
-        super().keep_buffers(change)
-        self.produced += self.unsent + self.dropped - before
+        self._produce(super().keep_buffers, change)
+
+    def _produce(self, call, *arguments, **options):
+        self.produced -= self.unsent
+        self.produced -= self.dropped
+        call(*arguments, **options)
+        self.produced += self.unsent
+        self.produced += self.dropped
 
     def _reconcile_buffers(self):
         self._drop(super()._reconcile_buffers)
@@ -151,10 +154,10 @@ class SummingAggregation(Aggregation):
         return isinstance(self.method, Coded)
 
     def take(self, member, rows, robots):
-        before = self.model.master.copy()
+        coded = isinstance(member.step, Shards)
+        before = self.model.master.copy() if self.coded or coded else None
         super().take(member, rows, robots)
         self.last_ids = rows.ids
-        coded = isinstance(member.step, Shards)
         if rows.transfer.kind == Kind.PUSH:
             self.applied += decode(self.model.partition, rows.codec, rows.ids, rows.data)
             if self.coded and coded:

@@ -97,7 +97,7 @@ def check_end(fleet, seconds=12):
     fleet.go_on()
     for name in fleet.robots:
         fleet.resume(name)
-    fleet.run(seconds)
+    fleet.run(seconds / 3)
     living = [r for r in fleet.robots.values() if r.alive]
     until = fleet.now + BACK
     while {(member.robot, member.incarnation) for member in fleet.server.active()} != {

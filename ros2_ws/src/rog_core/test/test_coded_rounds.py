@@ -87,7 +87,7 @@ def test_a_push_of_a_round_that_is_over_is_cut_short(sync):
 
 def slow_all_but(fleet, name):
     for robot in fleet.robots.values():
-        robot.compute_time = 0.05 if robot.name != name else 1.0
+        robot.compute_time = 0.15 if robot.name != name else 1.0
 
 
 def test_the_server_s_word_that_a_round_is_over_may_be_lost():

@@ -138,8 +138,8 @@ def test_a_push_of_another_kind_than_was_granted_is_refused(sync):
     for robot in fleet.robots.values():
         robot.compute_time = 0.1
     server, seen = fleet.server, set()
-    for _ in range(400):
-        fleet.run(0.02)
+    for _ in range(200):
+        fleet.run(0.04)
         member = server.members.get('robot0')
         if member is None or member.state != TRAINING or member.push.state == OPEN:
             if member is not None and member.push.state == OPEN:

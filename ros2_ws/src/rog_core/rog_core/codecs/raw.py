@@ -15,6 +15,8 @@ from ..arrays import Array
 from .base import COPY, Codec, Segments
 from .kernels import LENGTH, OWN
 
+_FLOAT = np.dtype('<f4')
+
 
 class Raw(Codec):
     """Encodes values as float32, without loss; ignores ``magnitude``."""
@@ -72,9 +74,8 @@ class Raw(Codec):
 
 
 def _floats(data: np.ndarray) -> np.ndarray:
-    if data.ctypes.data % 4:
-        data = data.copy()
-    return data.view('<f4')
+    floats = data.view(_FLOAT)
+    return floats if floats.flags.aligned else data.copy().view(_FLOAT)
 
 
 @njit(nogil=True, cache=True, fastmath={'reassoc', 'contract'})

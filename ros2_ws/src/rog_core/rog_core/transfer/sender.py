@@ -324,10 +324,11 @@ class Sender:
         # Windows of one chunk. How many share it does not depend on measurements, so that equal
         # runs send equal chunks.
         shared: list[list[np.ndarray]] = []
+        sizes: list[int] = []   # bytes of the values of each chunk
         total, room = 0, -1
         buffers = self.partition.are_buffers(plan.windows[first])
         for number, ids in enumerate(plan.windows[first:], first):
-            size = int(self._sizes[ids].sum())
+            size = int(np.add.reduce(self._sizes[ids]))
             total += size
             room -= size + MOST_ID * ids.size
             joins = room >= 0 and number != plan.mandatory and not 0 < most < total
@@ -336,14 +337,16 @@ class Sender:
                 break
             if joins:
                 shared[-1].append(ids)
+                sizes[-1] += size
             else:
                 shared.append([ids])
+                sizes.append(size)
                 room = self.link.least_chunk - size - MOST_ID * ids.size
         windows = [np.sort(np.concatenate(each)) if len(each) > 1 else each[0] for each in shared]
         values = self.rows.encode(self.codec, np.concatenate(windows))
         begin = 0
-        for each, ids in zip(shared, windows, strict=True):
-            end = begin + int(self._sizes[ids].sum())
+        for each, ids, size in zip(shared, windows, sizes, strict=True):
+            end = begin + size
             self._ready.append((len(each), ids, values[begin:end]))
             begin = end
 
