@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_files_here_and_in_another_process(tmp_path
 
 
 def test_writing_nothing_gives_the_same_summary(tmp_path):
-    fleet = fleet_of(tmp_path)
+    fleet = fleet_of(tmp_path, minutes=0.5)
     assert simulate(fleet) == simulate(fleet, tmp_path / 'out') == read_summary(tmp_path / 'out')
 
 
@@ -321,18 +321,18 @@ def test_a_robot_out_of_reach_is_missed_by_nobody_and_comes_back(tmp_path):
 
 @pytest.mark.parametrize('sync', mostly_long(['bsp', 'rsp:4'], 'rsp:4'))
 def test_the_return_of_a_robot_after_a_minute_slows_the_others_by_less_than_a_tenth(tmp_path, sync):
-    links = ('0 80\n', '0 80\n', '0 80\n60 0\n120 80\n600 80\n')
-    simulate(fleet_of(tmp_path, sync, 3.0, links, (0.5,) * 3), tmp_path / 'out')
+    links = ('0 80\n', '0 80\n', '0 80\n30 0\n90 80\n600 80\n')
+    simulate(fleet_of(tmp_path, sync, 2.1, links, (0.5,) * 3), tmp_path / 'out')
     events = iterations(tmp_path / 'out')
-    assert any(120 < e.t < 125 for e in events['robot3'])  # robot3 trains again
+    assert any(90 < e.t < 95 for e in events['robot3'])  # robot3 trains again
 
     def pace(begin, end):
         during = [e for robot in ('robot1', 'robot2') for e in events[robot] if begin < e.t <= end]
         return len(during) / (end - begin)
 
-    usual = pace(20, 60)
-    assert pace(60, 120) > 0.9 * usual  # until the robot counts as away, the others wait for it
-    assert pace(120, 130) > 0.9 * usual and pace(130, 175) > 0.9 * usual
+    usual = pace(5, 30)
+    assert pace(30, 90) > 0.9 * usual  # until the robot counts as away, the others wait for it
+    assert pace(90, 100) > 0.9 * usual and pace(100, 125) > 0.9 * usual
 
 
 def test_a_robot_that_asks_again_before_the_answer_goes_on_by_the_last_answer(tmp_path):
@@ -451,7 +451,7 @@ def test_no_method_stands_still_when_links_die_for_minutes(tmp_path_factory, syn
 
 def test_at_the_end_of_a_run_all_mirrors_and_sums_are_right(tmp_path):
     compared = 0
-    for minutes in (0.5, 0.75, 1.0):  # at one of these moments, a pull to each robot may be open
+    for minutes in (0.25, 0.4, 0.55):  # at one of these moments, a pull to each robot may be open
         simulation = Simulation(fleet_of(tmp_path, 'rsp:4+pipeline+sparse', minutes))
         books = Books(simulation)
         run_silently(simulation)
@@ -520,7 +520,7 @@ def test_control_c_leaves_records_that_can_be_read(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(fleet_of(tmp_path, minutes=2.0), tmp_path / 'out', stop_in_the_middle)
+        simulate(fleet_of(tmp_path, minutes=1.0), tmp_path / 'out', stop_in_the_middle)
     events = read_run(tmp_path / 'out')
-    assert 58 < max(e.t for e in events) < 62
+    assert 29 < max(e.t for e in events) < 31
     assert {e.robot for e in events if isinstance(e, Evaluation)} >= {'robot1', 'robot2', 'robot3'}

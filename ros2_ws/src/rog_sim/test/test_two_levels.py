@@ -1,6 +1,7 @@
 """Child fleets and their parent fleet in virtual time."""
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -36,20 +37,30 @@ def two_levels(folder, above='local:4', below='rsp:4', names=('blue', 'red'), wa
     return read_fleet(path)
 
 
+@pytest.fixture(scope='module')
+def run_of(tmp_path_factory):
+    """Return a function: method above -> (the fleet, folder of its run, summary), run once."""
+    @cache
+    def run(above='local:4'):
+        folder = tmp_path_factory.mktemp('usual')
+        fleet = two_levels(folder, above)
+        return fleet, folder / 'out', simulate(fleet, folder / 'out')
+    return run
+
+
 @pytest.mark.parametrize('above', mostly_long(['local:4', 'diloco:4:2', 'rsp:3+local=4'],
                                               'local:4'))
-def test_fleets_learn_below_a_server_and_all_are_recorded(tmp_path, above):
-    fleet = two_levels(tmp_path, above)
-    summary = simulate(fleet, tmp_path / 'out')
+def test_fleets_learn_below_a_server_and_all_are_recorded(run_of, above):
+    _, out, summary = run_of(above)
     assert list(summary.robots) == ['blue', 'red']
     for name, robot in summary.robots.items():
-        below = read_summary(tmp_path / 'out' / name)
+        below = read_summary(out / name)
         rounds = max(one.iterations for one in below.robots.values())
         assert rounds > 20 and len(below.robots) == 3
         assert 2 < robot.iterations <= rounds // (4 if ':2' not in above else 2)
         assert min(robot.bytes_sent, robot.bytes_received) > 0 and robot.energy_j == 0
         assert robot.accuracy.after > summary.robots[name].accuracy.before
-    events = Counter(e.robot for e in read_run(tmp_path / 'out') if isinstance(e, Iteration))
+    events = Counter(e.robot for e in read_run(out) if isinstance(e, Iteration))
     assert events == {name: robot.iterations for name, robot in summary.robots.items()}
 
 
@@ -62,9 +73,8 @@ def test_a_robot_of_a_child_fleet_whose_numbers_are_wrong_leaves_that_fleet_alon
     assert set(notes['blue']['failed']) == {'robot1'} and 'failed' not in notes['red']
 
 
-def test_the_same_seed_gives_the_same_summary(tmp_path):
-    fleet = two_levels(tmp_path, minutes=0.5)
-    summary = simulate(fleet)
+def test_the_same_seed_gives_the_same_summary(run_of):
+    fleet, _, summary = run_of()
     assert summary == simulate(fleet)
     assert all(robot.iterations for robot in summary.robots.values())
 
@@ -83,16 +93,14 @@ def test_what_a_fleet_learns_reaches_the_robots_of_the_other(tmp_path):
     assert np.linalg.norm(blue - red) < 0.5 * moved
 
 
-def test_a_fleet_goes_on_while_the_wan_is_dead(tmp_path):
+def test_a_fleet_goes_on_while_the_wan_is_dead(run_of, tmp_path):
     (tmp_path / 'dead.txt').write_text('0 20\n15 0\n')
     fleet = two_levels(tmp_path, wan=LinkConfig(trace=str(tmp_path / 'dead.txt'), latency=0.04))
-    simulate(fleet, tmp_path / 'out')
-    whole = two_levels(tmp_path)
-    simulate(whole, tmp_path / 'whole')
+    summary = simulate(fleet, tmp_path / 'out')
+    _, whole, usual = run_of()
     for name in 'blue', 'red':
-        there, here = (read_summary(tmp_path / out / name).robots for out in ('whole', 'out'))
-        assert read_summary(tmp_path / 'out').robots[name].iterations \
-            < read_summary(tmp_path / 'whole').robots[name].iterations
+        there, here = (read_summary(out / name).robots for out in (whole, tmp_path / 'out'))
+        assert summary.robots[name].iterations < usual.robots[name].iterations
         for robot, one in here.items():
             assert one.iterations >= there[robot].iterations - 2
 
