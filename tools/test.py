@@ -17,9 +17,10 @@ SHORT = ['-m', 'not long', '--hypothesis-profile=few']
 # Each group of packages is tested in its own Python process, and all groups run at the same time.
 # There are fewer groups than packages, because many tests take less time than the start of a
 # process with PyTorch. RRTO replaces PyTorch's `cuda`, so it has its own group. All groups take
-# about the same time. `rest` contains all other tests.
+# about the same time. `rest` contains all other tests, also all that fork the programs of whole
+# fleets: the process that has loaded these (`fleet_testing.PROGRAMS`) is started once.
 GROUPS = {'core': ['rog_core', 'rog_methods_local'],
-          'sim': ['rog_sim', 'rog_cli', 'rog_view', 'fleet_emulation'],
+          'sim': ['rog_sim', 'rog_view', 'fleet_emulation', 'rog_tasks', 'studies'],
           'lopinfer': ['lopinfer_node', 'fleet_policy'], 'rrto': ['rrto_bridge'], 'rest': []}
 # Compiles rog_core's kernels into the cache on disk. In a fresh clone, processes that start at the
 # same time would each compile all of them.

@@ -72,7 +72,8 @@ def test_compare_resumes(capsys, tmp_path, made_up):
 
 
 def test_without_a_pace_all_runs_have_the_one_that_was_measured_also_when_they_are_resumed(
-        capsys, tmp_path, made_up):
+        capsys, tmp_path, made_up, monkeypatch):
+    monkeypatch.setattr('rog_sim.figures.draw_comparison', lambda directories: [])
     pace = ('--set', 'training.pace=0')
     code, text, _ = compare(capsys, tmp_path, *pace)
     assert code == 0 and text.count('--set training.pace=') == 1

@@ -4,7 +4,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 from importlib import import_module
 
@@ -15,7 +14,7 @@ from fleet_env.settings.fleet_file import read_fleet, write_run_fleet
 from fleet_env.versions import Versions
 from fleet_env.weights import state_bytes
 from fleet_models import follow
-from fleet_testing import LIMIT, Lines, free_domain
+from fleet_testing import LIMIT, PROGRAMS, Forked, Lines, forks, free_domain
 from rog_cli.main import main
 
 TASK = '''
@@ -155,6 +154,7 @@ def test_an_exported_state_loads_in_plain_pytorch(folder, capsys, name, load):
 
 
 def test_an_exported_program_needs_no_code_of_the_task(folder, capsys):
+    forks(*PROGRAMS)    # now, because the export adds the folder of the task to the path
     model = trained(folder / 'runs/one', [.75, .5])
     for name in ('m.ts', 'm.pt2'):
         code, _, error = rog(capsys, 'export', 'runs/one', '--to', name)
@@ -162,13 +162,18 @@ def test_an_exported_program_needs_no_code_of_the_task(folder, capsys):
     # the task's batches have 8 samples; before PyTorch 2.6, those of the program, too
     samples = 3 if hasattr(torch.export.Dim, 'AUTO') else 8
     scale, x = torch.ones(1), torch.ones(samples, 4)
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', f'''
-import torch
+    (folder / 'plain.py').write_text(f'''
+import importlib.util, torch, warnings
+assert not importlib.util.find_spec('exported_task')
+warnings.simplefilter('ignore')
 for program in torch.jit.load("m.ts"), torch.export.load("m.pt2").module():
     print(program(torch.ones({samples}, 4), scale=torch.ones(1))['logits'].tolist())
-'''], text=True, capture_output=True, timeout=LIMIT, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert len(lines := done.stdout.splitlines()) == 2
+''')
+    env = {**os.environ, 'PYTHONPATH': ''}
+    with Forked(PROGRAMS, ['plain.py'], env, cwd=folder) as process:
+        said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert len(lines := said.splitlines()) == 2
     for line in lines:
         torch.testing.assert_close(torch.tensor(eval(line)), model(x, scale)['logits'])
 
@@ -232,9 +237,8 @@ def test_the_model_of_an_ended_run_is_offered_and_a_person_chooses(folder, capsy
     monkeypatch.setenv('ROS_DOMAIN_ID', str(domain := free_domain()))
     model = trained(folder / 'run', [.5, .6, .7])
     mine = type(model)()
-    process = subprocess.Popen(
-        [sys.executable, '-m', 'rog_cli.main', 'models', 'serve', 'run', '--domain-id',
-         str(domain)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = Forked(PROGRAMS, ['rog_cli.main', 'models', 'serve', 'run', '--domain-id',
+                                str(domain)])
     lines = Lines(process)
     try:
         lines.wait('offers version 3 .* 70.0 %')

@@ -14,7 +14,7 @@ import pytest
 import torch
 from fleet_env.settings.fleet import AccessConfig
 from fleet_link.key import new_key, write_key
-from fleet_testing import LIMIT, Lines, environment, eventually, free_domain
+from fleet_testing import LIMIT, PROGRAMS, Forked, Lines, environment, eventually, free_domain
 from lopinfer_node.api import offload
 from lopinfer_node.planning.plan import Plan
 from lopinfer_node.ros.client_shell import ClientOptions
@@ -44,8 +44,10 @@ class Processes:
         return Lines(self.running[-1])
 
     def serve(self, *options):
-        return self.start('-m', 'rog_cli.fleet_main', 'serve', '--device', 'cpu', '--threads', '1',
-                          *options)
+        self.running.append(Forked(
+            PROGRAMS, ['rog_cli.fleet_main', 'serve', '--device', 'cpu', '--threads', '1',
+                       *options], self.env))
+        return Lines(self.running[-1])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from fleet_env.links.trace import read_trace
 from fleet_env.records.events import read_run
 from fleet_env.records.summary import read_summary
 from fleet_env.settings.fleet_file import read_fleet
-from fleet_testing import LIMIT
+from fleet_testing import LIMIT, PROGRAMS, Forked
 from rog_cli.commands.fleet_options import add_fleet_options, chosen_fleet
 from rog_cli.main import main
 
@@ -407,22 +407,19 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path):
-    out, path = tmp_path / 'out', os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    with subprocess.Popen(
-            [sys.executable, '-m', 'rog_cli.main', 'sim', str(mine), '--minutes', '100000', '--set',
-             'training.task=a_line:Talking', '--out', str(out)], text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, cwd=tmp_path,
-            env={**os.environ, 'PYTHONPATH': path},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)) as process:
+def test_control_c_ends_it_cleanly_with_records_that_can_be_read(mine, tmp_path, capfd):
+    out = tmp_path / 'out'
+    with Forked(PROGRAMS, ['rog_cli.main', 'sim', str(mine), '--minutes', '100000', '--set',
+                           'training.task=a_line:Talking', '--out', str(out)],
+                errors=False, cwd=tmp_path) as process:
         try:
             while (line := process.stdout.readline()) not in ('under way\n', ''):
                 pass
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=LIMIT)
+            process.communicate()
         finally:
             process.kill()
     assert line == 'under way\n'
     assert process.returncode == 130
-    assert error == f'rog: stopped; {out} holds the records up to here\n'
+    assert capfd.readouterr().err == f'rog: stopped; {out} holds the records up to here\n'
     assert {event.robot for event in read_run(out)} >= {'robot1', 'robot2'}
