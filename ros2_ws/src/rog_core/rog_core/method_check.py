@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import traceback
 from collections.abc import Mapping
 from numbers import Integral
@@ -35,6 +36,8 @@ from .server.server import Server
 ROBOTS = 3        # robots in a rehearsal if the server does not know its robots beforehand
 ITERATIONS = 12   # iterations per robot in a rehearsal
 SGD = SgdConfig(0.01, 0.9, 0.0, True)
+# What has passed a rehearsal: class of the method, its text, the team, and the codec.
+_rehearsed: set[tuple[Any, str, str, Any]] = set()
 
 
 class _BadAnswer(RogError):
@@ -56,15 +59,19 @@ def check_named(text: str, team: Team, rehearse: bool = True) -> None:
     """Raise `ConfigError` if a method is unknown, does not fit the team, or fails in a rehearsal.
 
     ``text``: the method with its arguments, as users write it. ``rehearse``: false if another
-    process has rehearsed it. Call this function before you give ``text`` to a `Server`, at
-    the start of a run or to change the method during a run.
+    process has rehearsed it; a process rehearses a method once. Call this function before you give
+    ``text`` to a `Server`, at the start of a run or to change the method during a run.
     """
     name = parse(text).name
     if name not in METHODS:
         _import(place_of(name)[0], text.strip())
     create(text, team)
     if name not in METHODS and rehearse:
-        _rehearse(text, team)
+        module, cls = place_of(name)
+        known = getattr(sys.modules[module], cls), text, repr(team), get_codec(team.codec)
+        if known not in _rehearsed:
+            _rehearse(text, team)
+            _rehearsed.add(known)
 
 
 def _import(module: str, text: str) -> None:
