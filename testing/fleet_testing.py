@@ -82,6 +82,15 @@ PROGRAMS = (*INFERENCE, 'rog_cli.main', 'rog_sim.simulation', 'rog_sim.figures',
             'rog_bringup.task_check', 'rog_core.warm_up:warm_up', 'fleet_models', 'rog_ps.main',
             'rog_ps.node', 'rog_worker.main', 'rog_worker.training', 'rog_worker.connect')
 
+# With it begins a program that a fork runs, but that must import the packages of this suite anew.
+FORGET = '''
+import sys
+def forget():
+    for module in [m for m in sys.modules if m.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto'))]:
+        del sys.modules[module]
+forget()
+'''
+
 
 @cache
 def forks(*loaded: str) -> Any:

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from fleet_testing import PROGRAMS, Forked
+from fleet_testing import FORGET, PROGRAMS, Forked
 
 ROOT = Path(__file__).parent.parent
 PLACES = {path.name: path for path in [*ROOT.glob('ros2_ws/src/*/*'), ROOT / 'launch/rog_bringup',
@@ -130,20 +130,10 @@ def test_package_xml_names_what_is_imported(package):
     }
 
 
-# Begins a program that runs in a fork, where PyTorch is loaded already.
-FORGET = """
-import importlib, sys
-def forget():
-    for module in [m for m in sys.modules if m.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto'))]:
-        del sys.modules[module]
-forget()
-"""
-
-
 def output_of(folder, program, *arguments):
-    """Run a program in a fork that has imported nothing of this suite; return its output."""
+    """Run a program in a fork, where PyTorch is loaded already; return its output."""
     path = folder / 'program.py'
-    path.write_text(FORGET + program)
+    path.write_text(f'{FORGET}import importlib\n{program}')
     with Forked(PROGRAMS, [str(path), *arguments]) as process:
         said, _ = process.communicate()
     assert process.returncode == 0, said

@@ -34,7 +34,7 @@ def test_what_a_fleet_learns_is_taken_up_while_it_trains(fleet, capsys):
     mine = tiny_task.Tiny(seed=3).model()
     with follow(mine, margin=1.0) as following:
         fleet.start('server', **KEEP)
-        fleet.start('robot1', 'robot2')
+        fleet.start('robot1', 'robot2', pace=0.2)
         seen = set()
 
         def took():

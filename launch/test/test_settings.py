@@ -2,18 +2,17 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import fleet_env
+from fleet_testing import FORGET, PROGRAMS, Forked
 
 ROOT = Path(__file__).parents[2]
 AT = '    chunk_bytes: int = _('  # start of a line that defines a setting of `network`
 LINE = "    hops: int = _(2, 'most hops of a packet', 'nodes', ge=1, le=9)\n"
-PLACES = '''
-import runpy, sys
+PLACES = FORGET + '''
+import runpy
 import rclpy
 from fleet_env.settings.fleet import FleetSettings
 from fleet_env.settings.fleet_file import explained_fleet, read_fleet
@@ -52,10 +51,6 @@ assert '| `network.hops`, parameter `hops` |' in page, 'on the page'
 '''
 
 
-def run(*arguments, **options):
-    return subprocess.run([sys.executable, *arguments], text=True, capture_output=True, **options)
-
-
 def test_one_line_adds_a_setting_everywhere(tmp_path):
     package = tmp_path / 'fleet_env'
     shutil.copytree(Path(fleet_env.__file__).parent, package)
@@ -64,9 +59,12 @@ def test_one_line_adds_a_setting_everywhere(tmp_path):
     assert AT in text
     file.write_text(text.replace(AT, LINE + AT))
     (tmp_path / 'fleet.yaml').write_text('name: f\nnetwork: {hops: 5}\nrobots: [{name: robot1}]\n')
+    (tmp_path / 'places.py').write_text(PLACES)
     path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
-    done = run('-c', PLACES, str(ROOT / 'tools' / 'settings.py'),
-               'launch' if find_spec('launch_ros') else '', cwd=tmp_path,
-               env={**os.environ, 'PYTHONPATH': path, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'})
-    assert done.returncode == 0, done.stderr
-    assert 'network.hops is 10 nodes; it must be a whole number, at least 1' in done.stderr
+    env = {**os.environ, 'PYTHONPATH': path, 'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST'}
+    with Forked(PROGRAMS, ['places.py', str(ROOT / 'tools' / 'settings.py'),
+                           'launch' if find_spec('launch_ros') else ''], env,
+                cwd=tmp_path) as process:
+        said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert 'network.hops is 10 nodes; it must be a whole number, at least 1' in said

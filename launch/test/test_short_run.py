@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 def test_a_run_ends_with_the_same_model_everywhere(tmp_path):
     with Fleet(tmp_path, robots=3, minutes=0.12) as fleet:
-        fleet.start('robot1', 'robot2', 'robot3')
+        fleet.start('robot1', 'robot2', 'robot3', pace=0.2)
         fleet.until(lambda: len(fleet.robots) == 3, 'all robots look for a server')
         # Start the server last. Otherwise the run could end on a busy machine before the robots
         # are ready.
