@@ -80,14 +80,19 @@ INFERENCE = ('torch._dynamo', 'lopinfer_node.ros.server_node', 'lopinfer_node.ro
 # What the processes of whole fleets and of the documents' programs load.
 PROGRAMS = (*INFERENCE, 'rog_cli.main', 'rog_sim.simulation', 'rog_sim.figures',
             'rog_bringup.task_check', 'rog_core.warm_up:warm_up', 'fleet_models', 'rog_ps.main',
-            'rog_ps.node', 'rog_worker.main', 'rog_worker.training', 'rog_worker.connect')
+            'rog_ps.node', 'rog_worker.main', 'rog_worker.training', 'rog_worker.connect',
+            'sklearn.datasets', 'fleet_env.vision:import_torchvision')
 
 # With it begins a program that a fork runs, but that must import the packages of this suite anew.
+# `forget(*missing)` does so again; the packages ``missing`` are as if they were not installed.
 FORGET = '''
 import sys
-def forget():
-    for module in [m for m in sys.modules if m.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto'))]:
-        del sys.modules[module]
+def forget(*missing):
+    for name in [*sys.modules]:
+        package = name.partition('.')[0]
+        if package in missing or package.startswith(('fleet_', 'rog_', 'lopinfer', 'rrto')):
+            del sys.modules[name]
+    sys.modules.update(dict.fromkeys(missing))
 forget()
 '''
 

@@ -146,8 +146,7 @@ def test_a_robot_needs_neither_the_laboratory_nor_pictures(tmp_path):
              for package in ON_ROBOTS for file in sorted(PLACES[package].rglob('*.py'))
              if file.stem not in ('__main__', 'sitecustomize', 'plot_style', 'plots', 'picture')]
     program = f"""
-for name in {NOT_ON_ROBOTS}:
-    sys.modules[name] = None
+forget(*{NOT_ON_ROBOTS})
 for name in {names}:
     importlib.import_module(name.removesuffix('.__init__'))
 print('imported all')
@@ -349,14 +348,13 @@ def test_the_checks_of_rooms_find_what_they_are_for(tmp_path):
 
 # Imports each module without rclpy, and prints those that would load rclpy before fleet_ros.
 FIRST = """
-sys.modules['rclpy'] = None
 for name in sys.argv[1:]:
+    forget('rclpy')
     try:
         importlib.import_module(name)
     except ImportError as error:
         if not str(error.name).startswith('rclpy') or 'fleet_ros' not in sys.modules:
             print(name, error)
-    forget()
 """
 
 
