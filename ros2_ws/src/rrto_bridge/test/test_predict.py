@@ -86,6 +86,20 @@ def test_another_kind_of_call_is_not(learnt, other):
     assert learnt.predict(call, metas) is None
 
 
+def test_an_odd_stride_of_one_row_is_a_kind_of_its_own(learnt):
+    """`layer_norm` drops it, and its shape rule keeps it."""
+    def norm(rows):
+        return aten('native_layer_norm.default', rows, (8,), *torch.rand(2, 8), 1e-5)
+
+    learnt.learn(*norm(torch.rand(1, 5, 8)))
+    odd = torch.rand(1, 8, 3, 3).to(memory_format=torch.channels_last).flatten(2).transpose(1, 2)
+    assert odd.stride() == (8, 8, 1)
+    call, metas, answer = norm(odd)
+    assert learnt.predict(call, metas) is None
+    learnt.learn(call, metas, answer)
+    assert learnt.predict(call, metas) in (None, answer)
+
+
 def test_an_answer_that_no_rule_gives_is_never_predicted(learnt):
     call, metas, answer = CALLS['add'](3)
     learnt.learn(call, metas, answer._replace(stride=(8, 2)))

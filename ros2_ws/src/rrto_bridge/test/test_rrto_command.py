@@ -1,5 +1,7 @@
 """The `rrto` command prints a one-line error if it cannot measure or run what is requested."""
 
+import subprocess
+import venv
 from contextlib import nullcontext
 from importlib.util import find_spec
 
@@ -9,6 +11,7 @@ from rrto_bridge.cli import bench, measure, run, status
 from rrto_bridge.cli.main import main
 from rrto_bridge.client import shell
 from rrto_bridge.client.shell import Link, LinkOptions
+from rrto_bridge.program import children
 from rrto_bridge.protocol import discovery
 from rrto_bridge.protocol.errors import ConfigError
 
@@ -31,6 +34,18 @@ def test_a_program_that_is_not_there_is_said_before_a_server_is_started(program,
     out, err = capfd.readouterr()
     assert out == '' and err == (
         f'rrto: {program}: there is no such program, or it is not executable\n')
+
+
+def test_a_python_without_the_suite_is_named(tmp_path):
+    venv.create(tmp_path)
+    python, = tmp_path.glob('bin/python')
+    (tmp_path / 'torch.py').touch()
+    ended = subprocess.run(
+        [python, '-c', 'import torch'], capture_output=True, text=True, cwd=tmp_path,
+        env={'RRTO_SETTINGS': '{}', 'PYTHONPATH': children.BOOTSTRAP})
+    assert ended.returncode == 1
+    assert f'rrto: {python} has no rrto_bridge: install the suite' in ended.stderr
+    assert 'ModuleNotFoundError' not in ended.stderr
 
 
 @pytest.mark.parametrize(('error', 'said'), [

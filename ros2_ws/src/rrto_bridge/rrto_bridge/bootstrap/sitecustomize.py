@@ -29,7 +29,12 @@ class _Watch:
                     execute(module)
                 finally:
                     gc.set_threshold(*collects)
-                from rrto_bridge.program.launcher import install
+                try:
+                    from rrto_bridge.program.launcher import install
+                except ModuleNotFoundError as error:
+                    raise ImportError(
+                        f'rrto: {sys.executable} has no {error.name}: install the suite in the '
+                        'environment of this Python, too (docs/start/install.md)') from None
                 install()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -119,7 +119,14 @@ def _form(value: Any) -> Any:
     return (kind, value) if kind is bool else value
 
 
-def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool]:
-    """Return (order of dimensions in memory, whether a size is 0, whether a size is 1)."""
-    order = sorted(range(len(meta.shape)), key=lambda k: (-meta.stride[k], k))
-    return tuple(order), 0 in meta.shape, 1 in meta.shape
+def _layout(meta: Meta) -> tuple[tuple[int, ...], bool, bool, tuple[int, ...]]:
+    """Return (order of dimensions in memory, whether a size is 0, whether a size is 1, odd ones).
+
+    Odd are the dimensions of size 1 whose stride is not that of a dense tensor. It addresses
+    nothing, but shape rules keep it where an operator does not.
+    """
+    shape, stride = meta.shape, meta.stride
+    order = sorted(range(len(shape)), key=lambda k: (-stride[k], k))
+    inner = [*(shape[k] * stride[k] for k in order[1:]), 1]
+    odd = [k for k, step in zip(order, inner, strict=False) if shape[k] == 1 and stride[k] != step]
+    return tuple(order), 0 in shape, 1 in shape, tuple(odd)
