@@ -3,6 +3,7 @@
 If a line cannot be traced, the error names this line.
 """
 
+import builtins
 import functools
 from collections import defaultdict, deque
 
@@ -12,6 +13,7 @@ from lopinfer_node.errors import ModelError
 from lopinfer_node.model.traced import trace
 from lopinfer_node.planning.plan import DEVICE, Plan
 from lopinfer_node.runtime.program import Program
+from numba.core.compiler_lock import global_compiler_lock
 from torch import nn
 
 
@@ -192,6 +194,20 @@ def test_a_cache_outside_the_model_holds_no_tensor_of_the_tracer():
     model, x = Cached().eval(), torch.randn(1, 3, 8, 8)
     assert len(trace(model, x).calls) == 2
     assert type(grid(6)) is torch.Tensor and type(model(x)) is torch.Tensor
+
+
+def test_numba_compiles_nothing_while_builtins_are_replaced():
+    """On another thread it would fail, and at every later time: a robot without plans."""
+    smallest, seen = min, []
+
+    class Looks(nn.Module):
+        def forward(self, x):
+            seen.append((builtins.min is smallest, global_compiler_lock.is_locked()))
+            return x.relu()
+
+    trace(Looks().eval(), torch.zeros(1, 3))
+    assert seen and all(kept or locked for kept, locked in seen)
+    assert not global_compiler_lock.is_locked()
 
 
 def test_inputs_that_have_no_dense_memory_are_refused():

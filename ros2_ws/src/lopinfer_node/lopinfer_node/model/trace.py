@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from fleet_env.vision import other_build
+from numba.core.compiler_lock import global_compiler_lock
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
@@ -78,7 +79,9 @@ def _recorded(model: torch.nn.Module, inputs: Sequence[torch.Tensor],
         raise ModelError('torch.autocast is on, which a server does not use: switch it off')
     args, kwargs = pytree.tree_unflatten(list(inputs), structure)
     _fill_caches(model, args, kwargs)
-    with torch.no_grad(), warnings.catch_warnings():
+    # PyTorch replaces functions such as `min` for all threads while it traces. What numba compiles
+    # then fails, at every later time, too; so nothing may be compiled meanwhile.
+    with torch.no_grad(), warnings.catch_warnings(), global_compiler_lock:
         warnings.simplefilter('ignore')
         try:
             return _exported(model, args, kwargs)
