@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import fcntl
 import importlib
 import os
@@ -18,8 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
 LIMIT = 300.0  # a wait fails after this many seconds, which suffice even on a busy machine
@@ -110,45 +113,53 @@ def forks(*loaded: str) -> Any:
     return server
 
 
-class Forked:
-    """`python -m command` as a fork by `forks`, with what tests use of a `subprocess.Popen`.
+class ForkedPopen(subprocess.Popen):
+    """A `subprocess.Popen` whose Python is a fork by `forks`; another program is started as always.
+
+    ``loaded``: see `forks`. ``nested``: whether in the fork `subprocess.Popen` is this class too,
+    and `os.execvpe` of a Python runs in the same process. A program under `rrto run` gets the
+    device as it does at the start of a Python.
+    """
+
+    def __init__(self, command: Any, *arguments: Any, loaded: Iterable[str] = (),
+                 nested: bool = True, **options: Any) -> None:
+        self._loaded, self._nested = tuple(loaded), nested
+        super().__init__(command, *arguments, **options)
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any,
+                       pass_fds: Any, cwd: Any, env: Any, startupinfo: Any, creationflags: Any,
+                       shell: Any, *files: Any) -> None:
+        if not _is_python(args):
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
+                creationflags, shell, *files)
+            return
+        pipes = files[:6]
+        own = zip(range(3), (pipes[0], pipes[3], pipes[5]), strict=True)
+        there = {number: number if file == -1 else file for number, file in own}
+        self.pid = _fork(_spare or forks(*self._loaded), list(map(str, args)),
+                         {**there, **{number: number for number in pass_fds}},
+                         os.environ if env is None else env, cwd, self._nested)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+class Forked(ForkedPopen):
+    """`python -m command` as a fork by `forks`.
 
     ``command``: a module, ``module:function`` or the path of a program, and its arguments.
     ``errors``: whether ``stdout`` gets the errors too; otherwise they go where those of the tests
     go.
     """
 
-    stderr = None
-
     def __init__(self, loaded: Iterable[str], command: Iterable[str],
-                 env: Mapping[str, str] = os.environ, errors: bool = True,
-                 cwd: Path | str = '') -> None:
-        read, write = os.pipe()
-        self.stdout = os.fdopen(read)
-        with os.fdopen(write, 'wb') as output:
-            self._child = forks(*loaded).start(
-                [f'{__name__}:_as_main', 'there' if errors else 'here', str(cwd or os.getcwd()),
-                 *command], output, env)
-        self.pid, self.poll, self.wait = self._child.pid, self._child.poll, self._child.wait
-        self.kill, self.send_signal = self._child.kill, self._child.send_signal
-
-    @property
-    def returncode(self) -> int | None:
-        """Return the exit code, None before `wait` or `poll` has found the end."""
-        return self._child.returncode
-
-    def communicate(self) -> tuple[str, None]:
-        """Wait for the end of the output and of the process; return the output."""
-        output = self.stdout.read()
-        self.wait()
-        return output, None
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stdout.close()
-        self.wait()
+                 env: Mapping[str, str] | None = None, errors: bool = True,
+                 cwd: Path | str | None = None) -> None:
+        first, *more = command
+        super().__init__(
+            [sys.executable, *['-m'] * (not first.endswith('.py')), first, *more], loaded=loaded,
+            nested=False, env=env, cwd=cwd, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT if errors else None)
 
 
 def forked_subprocess(*loaded: str) -> Any:
@@ -161,40 +172,170 @@ def forked_subprocess(*loaded: str) -> Any:
 def forked_on_link(*loaded: str) -> Callable[..., Any]:
     """Return a function in place of `fleet_ros.own_gpu.start_process`; it forks the process."""
     def start(module: str, descriptor: int, device: str, environment: dict[str, str]) -> Any:
-        with socket.socket(fileno=os.dup(descriptor)) as link:
-            return forks(*loaded).start([f'{__name__}:_on_link', module, device, str(os.getpid())],
-                                        link, environment)
+        return ForkedPopen(
+            [sys.executable, '-m', module, str(descriptor), device, str(os.getpid())],
+            loaded=loaded, nested=False, pass_fds=[descriptor], env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     return start
 
 
-def _on_link() -> None:
-    """Run `python -m module LINK ...` in a fork; the link has arrived as the file for output."""
-    link, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    sys.argv[1:2] = ['here', os.getcwd(), sys.argv[1], str(link)]
-    _as_main()
+SPARE = 'spare'  # name of the process that forks for another fork
+_spare: Any = None  # in a fork, the `ForkServer` for its own forks
+
+
+class _Exec(BaseException):
+    """Leaves what runs in a fork; its arguments are the command that is to run in its place."""
+
+
+def _is_python(command: Any) -> bool:
+    return Path(command[0]).name.startswith('python') \
+        and (command[1] in ('-c', '-m') or str(command[1]).endswith('.py'))
+
+
+def _fork(server: Any, command: list[str], files: dict[int, int], env: Mapping[str, str],
+          cwd: Path | str | None, nested: bool) -> int:
+    """Fork `python ...` with open files, their numbers there and here; return the process id."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [b'.'], list(files.values()))
+        numbers = ','.join(map(str, files))
+        pid: int = server.start([f'{__name__}:_as_main', numbers, str(cwd or os.getcwd()),
+                                 SPARE if nested else '', *command], theirs, env).pid
+    return pid
 
 
 def _as_main() -> None:
-    """Run `python -m module ...` in a fork; before it stand where errors go, and the folder."""
-    if sys.argv[1] == 'here':
-        os.dup2(os.open(f'/proc/{os.getppid()}/fd/2', os.O_WRONLY | os.O_APPEND), 2)
-    for name, descriptor in (('stdout', 1), ('stderr', 2)):   # the present ones are of other files
+    """Run `python ...` in a fork; the socket by which its files come has arrived as its output."""
+    _, numbers, folder, nested, *command = sys.argv
+    Path('/proc/self/comm').write_text('python')   # `SPARE`, if that has forked it
+    targets = list(map(int, numbers.split(',')))
+    with socket.socket(fileno=os.dup(1)) as link:
+        _, files, *_ = socket.recv_fds(link, 1, len(targets))
+    above = [fcntl.fcntl(file, fcntl.F_DUPFD, max(targets) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, target in zip(above, targets, strict=True):
+        os.dup2(file, target)
+        os.close(file)
+    os.chdir(folder)
+    if os.environ.get('PYTHONFAULTHANDLER'):
+        faulthandler.enable(2)
+    if nested:
+        _prepare_nested()
+    _name_streams()
+    while command:
+        command = _run_or_replaced(command)
+
+
+def _run_or_replaced(command: list[str]) -> list[str]:
+    """Run `python ...`; return the command that it becomes, if any."""
+    try:
+        _run(command)
+    except _Exec as other:
+        return list(other.args)
+    return []
+
+
+def _name_streams() -> None:
+    # the present ones are of other files
+    sys.stdin = os.fdopen(0, closefd=False)
+    for name, descriptor in (('stdout', 1), ('stderr', 2)):
         setattr(sys, name, os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace',
                                      closefd=False))
-    os.chdir(sys.argv[2])
-    del sys.argv[:3]
-    name, _, function = sys.argv[0].partition(':')
-    if function:
-        sys.exit(getattr(importlib.import_module(name), function)())
-    if name.endswith('.py'):
-        path = Path(name).absolute()      # as `__file__` of `python name`
-        sys.path.insert(0, str(path.parent))
-        runpy.run_path(str(path), run_name='__main__')
-    else:
+
+
+def _run(command: list[str]) -> None:
+    """Run `python -m module`, `-m module:function`, `-c code` or `file`."""
+    if os.environ.get('RRTO_SETTINGS'):   # what `sitecustomize` of rrto_bridge does
+        from rrto_bridge.program import children, launcher
+        children.install()
+        sys.meta_path.insert(0, _Again(sys.modules.pop('torch'), launcher.install))
+    option, *sys.argv = command[1:]
+    if option == '-c':
+        code, sys.argv[0] = sys.argv[0], option
+        sys.path.insert(0, '')
+        main = sys.modules['__main__'] = ModuleType('__main__')
+        exec(compile(code, '<string>', 'exec'), vars(main))
+    elif option == '-m':
+        name, _, function = sys.argv[0].partition(':')
+        if function:
+            sys.exit(getattr(importlib.import_module(name), function)())
         sys.path.insert(0, '')
         sys.modules.pop(name, None)   # `python -m` loads it as the main one
         runpy.run_module(name, run_name='__main__', alter_sys=True)
+    else:
+        path = Path(option).absolute()      # as `__file__` of `python name`
+        sys.argv.insert(0, str(path))
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name='__main__')
+
+
+class _Again(MetaPathFinder, Loader):
+    """Finds a module that is loaded but hidden, and then calls a function, at its next import."""
+
+    def __init__(self, module: ModuleType, then: Callable[[], None]) -> None:
+        self._module, self._spec, self._then = module, module.__spec__, then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._module.__name__:
+            return None
+        sys.meta_path.remove(self)
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+        self._then()
+
+
+def _prepare_nested() -> None:
+    """Let this fork, which has no thread yet, fork what it starts."""
+    global _spare
+    from rog_cli.launching import fork_server
+
+    class Spare(fork_server.ForkServer):
+        def __init__(self) -> None:
+            self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._link.settimeout(LIMIT)
+            if pid := os.fork():
+                theirs.close()
+                self._process = fork_server.Child(pid)  # type: ignore[assignment]
+                return
+            self._link.close()
+            Path('/proc/self/comm').write_text(SPARE)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for descriptor in range(3):
+                os.dup2(nowhere, descriptor)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                program = fork_server._serve(theirs)
+            except ConnectionError:
+                program = None
+            if program is None:
+                os._exit(0)
+            sys.exit(program())
+
+    _spare = None
+    _spare = Spare()
+    atexit.register(_spare.close)
+    subprocess.Popen = ForkedPopen  # type: ignore[misc, assignment]
+    execute = os.execvpe
+
+    def run_here(file: str, command: list[str], env: dict[str, str]) -> None:
+        # `rrto run` without a named server has used ROS to find one; another use would fail.
+        if not _is_python(command) or '--server' not in sys.argv:
+            execute(file, command, env)
+        os.environ.clear()
+        os.environ.update(env)
+        sys.path[:0] = [path for path in env.get('PYTHONPATH', '').split(os.pathsep)
+                        if path and path not in sys.path]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise _Exec(*command)
+
+    os.execvpe = run_here  # type: ignore[assignment]
 
 
 def fewer(number: int) -> int:

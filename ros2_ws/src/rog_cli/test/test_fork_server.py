@@ -63,8 +63,8 @@ def test_they_end_by_signals_and_their_launcher_learns_by_which(start):
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
         process, _ = start('stay')
         assert process.poll() is None
-        shown = Path(f'/proc/{process.pid}/cmdline').read_text().strip('\0 ')
-        assert shown == 'python -m says_what_it_is stay'
+        shown = Path(f'/proc/{process.pid}/cmdline').read_text().strip('\0').split('\0')
+        assert shown == ['python', '-m', 'says_what_it_is', 'stay']
         process.send_signal(number)
         assert process.wait(LIMIT) == -number
         process.send_signal(number)  # the process has ended, so the signal has no effect

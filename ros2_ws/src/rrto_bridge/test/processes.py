@@ -4,31 +4,42 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fleet_testing import LIMIT, Lines, environment, free_domain
+from fleet_testing import LIMIT, SPARE, ForkedPopen, Lines, environment, free_domain
 
 PROGRAMS = Path(__file__).with_name('programs')
+# What servers, `rrto run` and its programs load.
+LOADED = ('rrto_bridge.cli.main', 'rrto_bridge.server.main', 'rrto_bridge.server.node',
+          'rrto_bridge.server.fork_server', 'rrto_bridge.client.local_server',
+          'rrto_bridge.program.launcher', 'rrto_bridge.program.intercept',
+          'rrto_bridge.client.replaying', 'rrto_bridge.client.shell')
+FORKED = partial(ForkedPopen, loaded=LOADED)
 
 
 class Domain:
     """Starts processes in one DDS domain.
 
     `close` ends the processes that still run after the test.
+
+    :param forked: whether all are forks of a process that has loaded PyTorch: a tenth of the work.
     """
 
-    def __init__(self):
-        self.env = environment(free_domain(), PYTHONDONTWRITEBYTECODE='1', PYTHONFAULTHANDLER='1')
+    def __init__(self, forked=False):
+        self.popen = FORKED if forked else subprocess.Popen
+        self.env = environment(free_domain(), *[Path(__file__).parent] * forked,
+                               PYTHONFAULTHANDLER='1')
         self.processes = []
         self.folder = TemporaryDirectory()
 
     def start(self, *arguments):
         return self.start_file('-m', *arguments)
 
-    def start_file(self, *arguments):
-        process = subprocess.Popen([sys.executable, *arguments], env=self.env, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def start_file(self, *arguments, stdin=subprocess.DEVNULL):
+        process = self.popen([sys.executable, *arguments], env=self.env, text=True, stdin=stdin,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.processes.append(process)
         return process
 
@@ -55,9 +66,10 @@ class Domain:
 
     def plain(self, *arguments):
         """Run a program without rrto; return its output."""
-        done = subprocess.run([sys.executable, *arguments], env=self.env, text=True, check=True,
-                              capture_output=True, timeout=LIMIT)
-        return done.stdout
+        process = self.start_file(*arguments)
+        out, err = process.communicate(timeout=LIMIT)
+        assert not process.returncode, err
+        return out
 
     def close(self):
         left = [process for process in self.processes if process.poll() is None]
@@ -70,7 +82,9 @@ class Domain:
 
 
 def children(pid):
-    return [int(p) for p in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
+    """Return the ids of a process's children, except what forks for it in tests."""
+    found = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
+    return [int(p) for p in found if Path(f'/proc/{p}/comm').read_text().strip() != SPARE]
 
 
 def kill_all(pid):

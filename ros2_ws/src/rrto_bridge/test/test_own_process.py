@@ -13,7 +13,7 @@ import remote
 import torch
 from fleet_ros.own_gpu import OWN_DEVICE, OWN_VISIBLE, VISIBLE, own_gpu
 from fleet_testing import Lines, eventually, forked_on_link, mostly_long
-from processes import Domain, children
+from processes import LOADED, Domain, children
 from rrto_bridge.cli.run import for_program
 from rrto_bridge.client import ownprocess
 from rrto_bridge.client.machine import ClientMachine
@@ -34,7 +34,7 @@ PASSES = [*PLAIN, {'branch': 2}, {'keep': 1}, {'error': 1}, *PLAIN]
 def quick(monkeypatch):
     """Fork the processes for the GPU; those of whole programs are started as always."""
     monkeypatch.setattr(ownprocess, 'start_process',
-                        forked_on_link('rrto_bridge.client.local_server'))
+                        forked_on_link(*LOADED))
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ with torch.no_grad():
         count += 1
         torch.testing.assert_close(there(x.cuda()).cpu(), here(x))
         assert count.item() == k + 1
-        if k % 100 == 99:
+        if k % 50 == 49:
             print(k, flush=True)
         time.sleep(0.005)   # leave the processor to what the test waits for
 '''
@@ -233,7 +233,7 @@ with torch.no_grad():
 
 @pytest.fixture
 def domain():
-    made = Domain()
+    made = Domain(forked=True)
     made.env[OWN_DEVICE] = 'cpu'
     yield made
     made.close()
@@ -262,7 +262,7 @@ def is_alive(pid):
 
 def goes_on(program):
     at = max(int(line) for line in program.lines() if line.strip().isdigit())
-    program.wait(f'^{at + 300}$')
+    program.wait(f'^{at + 100}$')
 
 
 @pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=[

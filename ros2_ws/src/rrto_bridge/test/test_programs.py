@@ -4,11 +4,12 @@ Set RRTO_INFERENCES=200 for the complete test; then each program is a separate t
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import PROGRAMS, Domain
+from processes import FORKED, PROGRAMS, Domain
 
 # `images` must be the last: after using rclpy, a process crashes when its forked children end.
 NAMES = ('classify', 'segment', 'detect', 'encoder', 'mlp', 'two_models', 'batches', 'branches',
@@ -22,7 +23,9 @@ MODES = ('rpc', 'cached', 'async', 'replay')
 @pytest.fixture(scope='module')
 def domain():
     made = Domain()
+    made.popen = FORKED
     made.server('tested', threads=1, lease=120.0).wait('serving as tested')
+    made.popen = subprocess.Popen
     yield made
     made.close()
 
@@ -72,10 +75,11 @@ def test_a_program_that_hides_all_devices_sees_none(domain, tmp_path, monkeypatc
     assert (code, out) == (0, 'True\n') and 'does not hide the device' in err
 
 
-def test_a_program_sees_the_types_of_pytorch(domain):
+def test_a_program_sees_the_types_of_pytorch(domain, monkeypatch):
     program = str(PROGRAMS / 'kinds.py')
     code, out, err = domain.run('--server', 'tested', '--', sys.executable, program)
     assert (code, err) == (0, '')
+    monkeypatch.setattr(domain, 'popen', FORKED)
     assert out == domain.plain(program)
     assert domain.run('--server', 'tested', '--', sys.executable, '-c',
                       Path(program).read_text()) == (0, out, '')

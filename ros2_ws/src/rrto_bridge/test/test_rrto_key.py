@@ -37,7 +37,7 @@ TOPICS = {'up': Frame, 'down': Frame, 'up_ack': FrameAck, 'down_ack': FrameAck}
 
 @pytest.fixture
 def domain():
-    made = Domain()
+    made = Domain(forked=True)
     yield made
     made.close()
 
@@ -53,7 +53,7 @@ def keys(tmp_path_factory):
 @pytest.fixture(scope='module')
 def keyed(keys):
     """The domain of a server that has the fleet's key."""
-    made = Domain()
+    made = Domain(forked=True)
     made.server('safe', **{'security.key': keys / 'fleet.key'}).wait('serving as')
     yield made
     made.close()
@@ -132,11 +132,9 @@ def test_a_stranger_reads_and_changes_nothing_and_the_program_gets_its_results(k
         listening = threading.Thread(target=listen)
         listening.start()
         try:
-            process = subprocess.Popen(
-                [sys.executable, '-m', 'rrto_bridge.cli.main', 'run', '--server', 'safe', '--key',
-                 str(keys / 'robot1.key'), '--', sys.executable, '-c', PROGRAM], env=keyed.env,
-                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            keyed.processes.append(process)
+            process = keyed.start_file(
+                '-m', 'rrto_bridge.cli.main', 'run', '--server', 'safe', '--key',
+                keys / 'robot1.key', '--', sys.executable, '-c', PROGRAM, stdin=subprocess.PIPE)
             assert process.stdout.readline() == '2000\n', process.stderr.read()
         finally:
             over.set()

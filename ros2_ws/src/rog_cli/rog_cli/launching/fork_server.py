@@ -213,7 +213,7 @@ def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], A
     sys.path[:0] = [path for path in env.get('PYTHONPATH', '').split(os.pathsep)
                     if path and path not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _show(' '.join(['python', '-m', *command]))
+    _show(['python', '-m', *command])
     name, _, function = command[0].partition(':')
     module = importlib.import_module(name)
     sys.argv = [str(module.__file__), *command[1:]]
@@ -221,10 +221,13 @@ def _become(command: list[str], env: dict[str, str], log: int) -> Callable[[], A
     return program
 
 
-def _show(command: str) -> None:
-    """Overwrite this process's command line in memory, so that `ps` shows ``command``."""
+def _show(command: Sequence[str]) -> None:
+    """Overwrite this process's command line in memory, so that `ps` shows ``command``.
+
+    ROS names its log file by the first word.
+    """
     begin, end = map(int, Path('/proc/self/stat').read_text().rpartition(')')[2].split()[45:47])
-    shown = command.encode()[:end - begin - 1]
+    shown = '\0'.join(command).encode()[:end - begin - 1]
     ctypes.memset(begin, 0, end - begin)
     ctypes.memmove(begin, shown, len(shown))
 
