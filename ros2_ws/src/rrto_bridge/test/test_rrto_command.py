@@ -14,6 +14,7 @@ from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program import children
 from rrto_bridge.protocol import discovery
 from rrto_bridge.protocol.errors import ConfigError
+from rrto_bridge.protocol.names import private_name
 
 
 def test_a_trace_that_is_not_there_is_named_before_anything_is_measured(capsys):
@@ -88,16 +89,24 @@ def test_a_server_that_ends_in_its_start_is_not_said_to_be_invisible(monkeypatch
 
 @pytest.mark.parametrize(('seen', 'taken'), [
     ([[]] * 500 + [['far']], 'far'), ([[], ['own']], 'own'), ([[], ['far', 'own']], 'own'),
-    ([[]] * 3, '')])
+    ([['local_7'], ['local_7', 'own']], 'own'), ([['local_7']] * 3, ''), ([[]] * 3, '')])
 def test_a_running_server_is_looked_for_until_the_own_one_is_seen(seen, taken, monkeypatch):
     """On a busy machine, a server that runs may be seen late, but before one that is starting.
 
-    It may also be seen only when the program that has used it has ended.
+    It may also be seen only when the program that has used it has ended. The server of another
+    `rrto run` would end with its program.
     """
     ahead = list(seen)
     monkeypatch.setattr(discovery, 'servers', lambda node: ahead.pop(0))
     monkeypatch.setattr(discovery.time, 'sleep', lambda duration: None)
     assert discovery.first_of(None, lambda: len(ahead) > 1, 'own') == taken
+
+
+def test_a_server_that_another_program_has_started_is_used_only_by_name(monkeypatch):
+    own = private_name()
+    monkeypatch.setattr(discovery, 'servers', lambda node: [own, 'for_all', 'local_x'])
+    assert discovery.usable(None) == ['for_all', 'local_x']
+    assert discovery.usable(None, own)[0] == own
 
 
 @pytest.mark.parametrize('option', [['--count', '0'], ['--size', '-3']])

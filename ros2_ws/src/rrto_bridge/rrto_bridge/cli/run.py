@@ -26,6 +26,7 @@ from fleet_ros.own_gpu import HIDES_ALL, OWN_VISIBLE, VISIBLE
 
 from ..client.settings import NONE_HERE, START_LIMIT, STARTING, Settings
 from ..program import children
+from ..protocol.names import private_name
 
 STOP_LIMIT = 30.0    # seconds after which a server that was told to stop is killed
 AT_ONCE = 0.3        # maximum time in seconds to search for a server before the program starts
@@ -81,7 +82,7 @@ def call(options: Any) -> int:
         access['security.open'] = 'true'
     with server_process(**access) as (name, process), contextlib.ExitStack() as search:
         node = search.enter_context(in_domain())
-        if wait_for_servers(node, AT_ONCE, without=name):
+        if wait_for_servers(node, AT_ONCE):
             process.kill()
             process.wait()
             search.close()
@@ -165,7 +166,7 @@ def server_process(**parameters: float | str) -> Iterator[tuple[str, subprocess.
 
     The context yields the name and the process of the server.
     """
-    name = f'local_{os.getpid()}'
+    name = private_name()
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         settings = [part for key, value in {'name': name, 'directory': folder,
                                             **parameters}.items()

@@ -48,7 +48,7 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rrto_msgs import msg, srv
 
-from ..protocol.discovery import LIMIT, find_server, servers
+from ..protocol.discovery import LIMIT, find_server, servers, usable
 from ..protocol.errors import ConfigError, LinkError
 from ..protocol.messages import ENDED, PROTOCOL
 from ..protocol.names import MAX_NAME, graph_name
@@ -200,7 +200,7 @@ class Link(Port):
     def _others(self, tried: set[str]) -> list[str]:
         """Return servers that were not tried; wait for one as long as for the first."""
         end = time.monotonic() + LIMIT
-        while not (found := [name for name in servers(self.node) if name not in tried]) \
+        while not (found := [name for name in usable(self.node) if name not in tried]) \
                 and time.monotonic() < end:
             time.sleep(0.02)
         return found
@@ -412,7 +412,7 @@ class Link(Port):
             nonlocal rest
             if time.monotonic() < rest:
                 return False
-            names = servers(self.node)
+            names = usable(self.node, self._wanted)
             found = (self._wanted in names if self._wanted else bool(names)) and back()
             if names and not found:
                 rest = time.monotonic() + LATER

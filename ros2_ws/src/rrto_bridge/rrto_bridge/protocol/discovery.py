@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rclpy.node import Node
 
 from .errors import ConfigError
-from .names import graph_name
+from .names import graph_name, is_private
 
 LIMIT = 5.0   # seconds within which a running server is discovered
 
@@ -23,15 +23,22 @@ def servers(node: Node) -> list[str]:
                   if found and node.count_publishers(f'/rrto/{found[1]}/status'))
 
 
-def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '', without: str = ''
-                     ) -> list[str]:
-    """Wait at most `limit` seconds for a server; return the names of all servers found.
+def usable(node: Node, named: str = '') -> list[str]:
+    """Return the servers that every program may use, and the one that is `named`.
 
-    `wanted`: name of the server to wait for; '': any server. `without`: a name to ignore.
+    A server that `rrto run` has started ends with its program, so it is for this program alone.
+    """
+    return [name for name in servers(node) if name == named or not is_private(name)]
+
+
+def wait_for_servers(node: Node, limit: float = 1.0, wanted: str = '') -> list[str]:
+    """Wait at most `limit` seconds for a server; return the names of all usable servers found.
+
+    `wanted`: name of the server to wait for; '': any server.
     """
     end = time.monotonic() + limit
     while True:
-        names = [name for name in servers(node) if name != without]
+        names = usable(node, wanted)
         if (names if not wanted else wanted in names) or time.monotonic() > end:
             return names
         time.sleep(0.02)
@@ -45,7 +52,7 @@ def first_of(node: Node, goes_on: Callable[[], bool], own: str) -> str:
     """
     while True:
         last = not goes_on()
-        names = servers(node)
+        names = usable(node, own)
         if own in names:
             return own
         if names or last:
@@ -53,13 +60,13 @@ def first_of(node: Node, goes_on: Callable[[], bool], own: str) -> str:
         time.sleep(0.02)
 
 
-def find_server(node: Node, limit: float = LIMIT, wanted: str = '', without: str = '') -> str:
+def find_server(node: Node, limit: float = LIMIT, wanted: str = '') -> str:
     """Return the name of a server in the DDS domain; raises ConfigError if none is found.
 
-    ``wanted``: name that the server must have; '': any name. ``without``: a name to ignore.
+    ``wanted``: name that the server must have; '': any name.
     """
     wanted = graph_name(wanted) if wanted else ''
-    names = [n for n in wait_for_servers(node, limit, wanted, without) if wanted in ('', n)]
+    names = [n for n in wait_for_servers(node, limit, wanted) if wanted in ('', n)]
     if names:
         return names[0]
     name = f' {wanted!r}' if wanted else ''

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 MAX_NAME = 100
@@ -22,3 +23,13 @@ def graph_name(text: str) -> str:
 def is_graph_name(name: str) -> bool:
     """Return whether `graph_name` leaves the name unchanged."""
     return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def private_name() -> str:
+    """Return the name of a server that only this process's program uses."""
+    return f'local_{os.getpid()}'
+
+
+def is_private(name: str) -> bool:
+    """Return whether `private_name` returns such names."""
+    return re.fullmatch(r'local_\d+', name) is not None
