@@ -226,6 +226,16 @@ def test_the_allocator_answers_as_cudas(replay):
     assert cuda.get_allocator_backend() == 'native'
 
 
+def test_a_lack_of_memory_that_synchronize_reports_is_cudas_error(replay):
+    row = torch.ones(1, device='cuda')
+    for size in 8, 8, 1 << 50:      # the last is not waited for, as its shape is predicted
+        big = row.expand(size) + 1
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.cuda.synchronize()
+    del big
+    assert row.item() == 1
+
+
 @remote.since((2, 10), 'host_memory_stats')
 def test_no_memory_of_the_robot_is_pinned(replay):
     assert not any(torch.cuda.host_memory_stats().values())

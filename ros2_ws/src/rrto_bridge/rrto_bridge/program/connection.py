@@ -26,6 +26,8 @@ from ..protocol.errors import LinkError, OutOfMemory, RrtoError, UnknownOperator
 from ..protocol.tensors import meta_of
 from .turns import Turns
 
+OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+
 
 class Connection:
     """Holds the engine that executes the program's calls; replaces it if the server is lost.
@@ -49,6 +51,7 @@ class Connection:
         self.follower: Any = NoReplay()
         self.lock = threading.RLock()
         self.turns = Turns(self.lock)
+        self.refusals = 0       # number of requests for which the server had too little memory
         self.forked = False                     # whether the parent process had an engine
         self._parents: PerCall | None = None    # engine of the parent process; do not close it
         self._seed: int | None = None           # seed to send at the first use of the device
@@ -95,8 +98,16 @@ class Connection:
 
         If the server is lost, continue with an engine on this machine, and call the method of
         that engine. If the setting `on_loss` is not 'local', raise LinkError instead. Also raise
-        LinkError if the first connection fails: there is nothing to continue then.
+        LinkError if the first connection fails: there is nothing to continue then. A lack of memory
+        is PyTorch's own error, which programs catch.
         """
+        try:
+            return self._ask(what, *arguments)
+        except OutOfMemory as error:
+            self.refusals += 1
+            raise OUT_OF_MEMORY(str(error)) from None
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
         engine = self.engine
         try:
             return getattr(engine, what)(*arguments)

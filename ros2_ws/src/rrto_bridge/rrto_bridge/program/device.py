@@ -16,7 +16,7 @@ import rrto_bridge
 
 from ..client.ownprocess import Here
 from ..client.percall import PerCall, Result
-from ..protocol.errors import OutOfMemory, Refused, Unsendable
+from ..protocol.errors import Refused, Unsendable
 from ..protocol.operators import (
     COMPOSITE,
     DEFAULT,
@@ -36,7 +36,6 @@ from .lifetimes import Lifetimes, NotOnDevice, become
 from .remote import CUDA, RemoteTensor, make, make_view, move, released
 from .step_matcher import MISS, compiled
 
-OUT_OF_MEMORY: type[Exception] = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
 _TO_COPY = torch.ops.aten._to_copy.default
 ROOM = 60    # maximum number of Python stack frames that a call needs
 aten = torch.ops.aten
@@ -53,7 +52,6 @@ class Device:
         self.lifetimes = Lifetimes(self.connection)
         self.connection.dropped = self.lifetimes.dropped
         self._announced: set[str] = set()       # operators that `_run_on_cpu` reported to the user
-        self.refusals = 0   # number of calls for which the server had too little memory
         self._thread = threading.local()
 
     # -- what PyTorch dispatches -----------------------------------------------------------------
@@ -82,14 +80,10 @@ class Device:
                 return function._op_dk(COMPOSITE, *args, **(kwargs or {}))
             # Raise RecursionError here if too few stack frames are free, before any state changes.
             _headroom(ROOM)
-            try:
-                handler = HANDLERS.get(function)
-                if handler is not None:
-                    return handler(self, *args, **(kwargs or {}))
-                return self.run(function, args, kwargs or {})
-            except OutOfMemory as error:
-                self.refusals += 1
-                raise OUT_OF_MEMORY(str(error)) from None
+            handler = HANDLERS.get(function)
+            if handler is not None:
+                return handler(self, *args, **(kwargs or {}))
+            return self.run(function, args, kwargs or {})
 
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run any operator on the server; if the server refuses it, run it on this machine."""

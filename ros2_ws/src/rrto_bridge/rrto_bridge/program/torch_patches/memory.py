@@ -62,7 +62,7 @@ class Memory:
         return {**{name: pools(self._figures) for name in _BYTES},
                 **{name: pools(_NOTHING) for name in _BLOCKS}, **dict.fromkeys(_OTHERS, 0),
                 'oversize_allocations': _NOTHING, 'oversize_segments': _NOTHING,
-                'max_split_size': -1, 'num_ooms': self._device.refusals}
+                'max_split_size': -1, 'num_ooms': self._device.connection.refusals}
 
     def reset_peak(self, index: int) -> None:
         """Make the present number of bytes the peak; before the first use of the device, 0."""
