@@ -81,6 +81,14 @@ class Domain:
         self.folder.cleanup()
 
 
+def forked(*arguments):
+    """Run `python` with these arguments as a fork; return its exit code, output and errors."""
+    process = FORKED([sys.executable, *arguments], nested=False, text=True,
+                     stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=LIMIT)
+    return process.returncode, out, err
+
+
 def children(pid):
     """Return the ids of a process's children, except what forks for it in tests."""
     found = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()

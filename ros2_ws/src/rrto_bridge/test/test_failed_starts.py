@@ -16,7 +16,7 @@ from fleet_msgs.msg import FrameAck
 from fleet_ros import ending, qos
 from fleet_ros.spinning import Spinning
 from fleet_testing import LIMIT
-from processes import Domain, children
+from processes import Domain, children, forked
 from rclpy.node import Node
 from rrto_bridge.client.shell import Link, LinkOptions
 from rrto_bridge.program.connection import Connection
@@ -296,8 +296,8 @@ made._close()
 
 
 def test_a_process_that_hangs_at_its_end_with_the_lock_of_python_is_ended():
-    ended = subprocess.run([sys.executable, '-c', HANGS], check=False, timeout=LIMIT)
-    assert ended.returncode == -signal.SIGALRM
+    code, _, err = forked('-c', HANGS)
+    assert code == -signal.SIGALRM, err
 
 
 EXITS = """
@@ -323,10 +323,8 @@ raise SystemExit(3)
 @pytest.mark.parametrize('hangs', [False, True])
 def test_a_program_does_not_hang_at_its_exit_and_keeps_its_own_end(hangs):
     """Fast DDS can wait for ever when a program leaves the ROS graph, with the lock of Python."""
-    ended = subprocess.run([sys.executable, '-c', EXITS, *['hangs'] * hangs], check=False,
-                           timeout=LIMIT, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (
-        (-signal.SIGALRM, '') if hangs else (3, '\nmine 0.0\n')), ended.stderr
+    code, out, err = forked('-c', EXITS, *['hangs'] * hangs)
+    assert (code, out) == ((-signal.SIGALRM, '') if hangs else (3, '\nmine 0.0\n')), err
 
 
 # -- real processes --------------------------------------------------------------------------------
