@@ -30,6 +30,10 @@ def add_network_options(parser: argparse.ArgumentParser, without: Collection[str
                                metavar='X', help=knob.help.replace('%', '%%'))
 
 
+# options that all servers have as parameters of the same names
+SERVERS = ('device', 'threads', 'memory', 'directory', 'disk')
+
+
 def add_access_options(parser: argparse.ArgumentParser) -> None:
     """Add --key and --open."""
     parser.add_argument('--key', default='', metavar='FILE',
@@ -48,6 +52,11 @@ def add_server_options(parser: argparse.ArgumentParser, device: str, memory: str
     parser.add_argument('--threads', type=at_least_one, metavar='N',
                         help="computing threads (default: PyTorch's own choice)")
     parser.add_argument('--memory', type=at_least_one, metavar='MIB', help=memory)
+    parser.add_argument('--directory', metavar='DIR',
+                        help='folder of the weights that robots have sent (default: '
+                             '~/.cache/fleet)')
+    parser.add_argument('--disk', type=int, metavar='MIB',
+                        help='most disk for these weights, MiB (default: 16384)')
     add_access_options(parser)
     add_network_options(parser, without=['namespace'])
 
@@ -62,7 +71,7 @@ def server_arguments(options: argparse.Namespace, parameters: Mapping[str, Any],
     """
     if namespace:
         from_flat(ReachConfig, {'namespace': f'/{namespace.strip("/")}'}, '--name: ')
-    given = {**{name: getattr(options, name) for name in ('device', 'threads', 'memory')},
+    given = {**{name: getattr(options, name) for name in SERVERS},
              'security.key': options.key, 'security.open': options.open or None, **parameters}
     return [*ros_arguments(given), *(['-r', f'__ns:=/{namespace.strip("/")}'] if namespace else [])]
 

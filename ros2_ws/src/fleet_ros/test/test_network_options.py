@@ -32,3 +32,10 @@ def test_the_name_of_a_server_that_ros_2_would_not_take_is_refused_with_the_whol
                                            'single underscores .*first a letter.*at most 64'):
         server_arguments(parser.parse_args([]), {}, name)
     assert '__ns:=/inf' in server_arguments(parser.parse_args([]), {}, 'inf')
+
+
+def test_a_server_keeps_weights_where_and_as_many_as_its_options_say():
+    parser = argparse.ArgumentParser()
+    add_server_options(parser, 'cpu', '')
+    given = server_arguments(parser.parse_args(['--directory', '/data/weights', '--disk', '0']), {})
+    assert 'directory:="/data/weights"' in given and 'disk:=0' in given

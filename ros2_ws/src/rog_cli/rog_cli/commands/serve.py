@@ -11,6 +11,7 @@ from fleet_env.errors import SettingError
 from fleet_env.settings.base import knobs
 from fleet_env.settings.fleet import ROBOT, ReachConfig
 from fleet_ros.network_options import (
+    SERVERS,
     add_server_options,
     chosen_network,
     join_as_server,
@@ -81,7 +82,7 @@ def _in_cluster(options: argparse.Namespace) -> int:
     given = {'device': devices[options.device],
              'key': options.key and Path(options.key).resolve(),
              **{name: getattr(options, name) for name in (
-                 'models', 'weights', 'follow', 'programs', 'threads', 'memory')},
+                 'models', 'weights', 'follow', 'programs', *SERVERS[1:])},
              **{knob.name.replace('_', '-'): getattr(options, f'network.{knob.name}', None)
                 for knob in knobs(ReachConfig)}}
     arguments = [word for name, value in given.items() if value not in (None, '')
