@@ -28,12 +28,12 @@ class Server:
     """What a server keeps between the sessions of its uploads."""
 
     def __init__(self, folder, **limits):
-        self.store, self.news = Store(folder, **limits), []
+        self.store, self.news, self.refused = Store(folder, **limits), [], []
         self.partials = Partials(1 << 20)
 
     def taking(self):
         return Taking(self.store, self.partials, lambda: [], lambda: self.news.append(
-            self.store.digests()))
+            self.store.digests()), self.refused.append)
 
 
 def session(server, traced, most=1 << 30, change=lambda message: message):
@@ -175,11 +175,13 @@ def test_long_contents_are_refused(tmp_path):
 
 def test_a_full_disk_is_the_reason_and_nothing_is_lost(tmp_path, monkeypatch):
     def full(*arguments):
-        raise OSError('No space left on device')
+        raise OSError(28, 'No space left on device')
     server = Server(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr('pathlib.Path.write_bytes', full)
-        assert 'No space left' in session(server, MODEL).ended
+        reason = session(server, MODEL).ended
+    assert reason == f'the server cannot keep it in {tmp_path}: No space left on device'
+    assert server.refused == [reason]
     assert not server.store.digests() and session(server, MODEL).ended == ''
 
 

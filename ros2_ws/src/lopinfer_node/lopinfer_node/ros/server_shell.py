@@ -249,8 +249,9 @@ class Server:
             if call is not None and self._answerer is not None:
                 session = self._answerer.session(call, number)
                 seals = session.to_robot, session.to_server
-            taking = Taking(self.store, self._partials, lambda: self.machine.models,
-                            self._on_stored)
+            taking = Taking(
+                self.store, self._partials, lambda: self.machine.models, self._on_stored,
+                lambda reason: self._note_refusal(f'the model of {client} is refused: {reason}'))
             upload = ModelStream(self.node, f'{_base(client)}model/', number, True, seals, taking,
                                  lambda reason: self._end_upload(client))
             self._uploads[client] = asked, upload, taking

@@ -143,12 +143,13 @@ class Taking:
     ``partials``: of all uploads.
     ``served()``: digests of models that must not be deleted to make room. ``ended``: as in
     `Sending`; it stays None, because the robot ends the session. ``stored()``: called when models
-    came or went.
+    came or went. ``refused(reason)``: called when the robot is told why its model is not stored.
     """
 
     def __init__(self, store: Store, partials: Partials, served: Callable[[], Collection[str]],
-                 stored: Callable[[], None]) -> None:
+                 stored: Callable[[], None], refused: Callable[[str], None]) -> None:
         self._store, self._partials, self._served, self._stored = store, partials, served, stored
+        self._refused = refused
         self.ended: str | None = None
         self._digest = ''
         self._texts: list[bytes] = []
@@ -171,7 +172,8 @@ class Taking:
         except CodecError as error:
             self._refuse(f'a part is damaged: {error}')
         except (OSError, MemoryError) as error:     # such as a full disk
-            self._refuse(f'the server cannot keep it: {error}')
+            reason = getattr(error, 'strerror', None) or error
+            self._refuse(f'the server cannot keep it in {self._store.directory}: {reason}')
 
     def part(self) -> Buffer | None:
         """Return the next message to send; None: the robot is next."""
@@ -181,6 +183,7 @@ class Taking:
         self._answers.append(json.dumps(fields).encode())
 
     def _refuse(self, reason: str) -> None:
+        self._refused(reason)
         self._answer(refused=reason)
         self._next = lambda message: None
 
