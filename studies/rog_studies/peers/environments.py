@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet_env.durable import cache_folder
 from rog_core.errors import ConfigError, RogError
 
 # the version in constraints.txt of this suite; a CPU build if pip finds one
@@ -106,7 +107,7 @@ def chosen(names: list[str]) -> list[str]:
 
 def cache() -> Path:
     """Return the directory that holds the environments."""
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'rog' / 'peers'
+    return cache_folder('rog') / 'peers'
 
 
 def environment(peer: Peer, log: Path, tell: Callable[[str], None] = lambda text: None) -> Path:

@@ -23,6 +23,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fleet_env.durable import cache_folder
 from fleet_env.errors import SettingError
 from fleet_env.settings.base import Settings, setting
 
@@ -183,7 +184,7 @@ class StoreSettings(Settings):
     """Where a server keeps weights, and how many."""
 
     directory: str = setting('', 'folder of what robots have sent, the same for all servers of a '
-                                 'machine; empty: ~/.cache/fleet', empty=True)
+                                 'machine; empty: fleet in $XDG_CACHE_HOME or ~/.cache', empty=True)
     disk: int = setting(16384, 'most disk for kept weights, which need not be sent again', 'MiB',
                         ge=0, le=1 << 24)
 
@@ -192,7 +193,7 @@ class StoreSettings(Settings):
 
         :raises SettingError: it cannot be created.
         """
-        folder = Path(self.directory or '~/.cache/fleet').expanduser()
+        folder = Path(self.directory).expanduser() if self.directory else cache_folder('fleet')
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / FOLDER).mkdir(0o700, exist_ok=True)

@@ -98,7 +98,9 @@ def test_what_was_used_stays(tmp_path):
     assert kept.has('0' * 64, 0) and not kept.has(digest_of(datas[0]), 99)
 
 
-def test_a_folder_that_cannot_be_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    assert StoreSettings().make_directory() == tmp_path / 'cache' / 'fleet'
     (tmp_path / 'file').write_text('')
     with pytest.raises(SettingError, match='parameter directory must be a folder or a new one'):
         StoreSettings(directory=str(tmp_path / 'file')).make_directory()

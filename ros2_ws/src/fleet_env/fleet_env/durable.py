@@ -27,6 +27,11 @@ from fleet_env.errors import DurableError
 _PROBE = 1 << 16  # bytes that `Kept.probe` writes as a test
 
 
+def cache_folder(name: str) -> Path:
+    """Return the folder of what may be deleted at any time: $XDG_CACHE_HOME/name."""
+    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / name
+
+
 def read_file(path: str | os.PathLike[str], start: int = 0, end: int | None = None) -> bytes:
     """Return the content of a file, or its bytes from ``start`` to ``end``.
 

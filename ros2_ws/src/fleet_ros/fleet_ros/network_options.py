@@ -54,7 +54,7 @@ def add_server_options(parser: argparse.ArgumentParser, device: str, memory: str
     parser.add_argument('--memory', type=at_least_one, metavar='MIB', help=memory)
     parser.add_argument('--directory', metavar='DIR',
                         help='folder of the weights that robots have sent (default: '
-                             '~/.cache/fleet)')
+                             'fleet in $XDG_CACHE_HOME or ~/.cache)')
     parser.add_argument('--disk', type=int, metavar='MIB',
                         help='most disk for these weights, MiB (default: 16384)')
     add_access_options(parser)

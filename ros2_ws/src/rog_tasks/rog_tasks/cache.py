@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from fleet_env.command import duration
+from fleet_env.durable import cache_folder
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def cached(kind: str, key: str, make: Callable[[], Tensors]) -> Tensors:
     :param kind: folder in the cache: ``images``, ``weights``.
     :param key: digest of all that the tensors depend on.
     """
-    root = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'rog' / kind
+    root = cache_folder('rog') / kind
     path = root / f'{key}.safetensors'
     found = _read(path)
     if found is not None:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from fleet_env.durable import cache_folder
 
 from ..protocol.errors import ConfigError
 
@@ -51,11 +52,7 @@ def install() -> None:
     except OSError as error:
         raise ConfigError('rrto must compile a device guard once for each PyTorch, but for '
                           f'{torch.__version__} it got: {error}. Install g++ or set CXX; let '
-                          f'{_cache()} be writable or set XDG_CACHE_HOME') from error
-
-
-def _cache() -> Path:
-    return Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'rrto'
+                          f'{cache_folder("rrto")} be writable or set XDG_CACHE_HOME') from error
 
 
 def _library() -> Path:
@@ -65,13 +62,14 @@ def _library() -> Path:
                f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}',
                f'-I{folder}/include', f'-L{folder}/lib', '-lc10', '-o']
     made_for = [torch.__version__, str(torch.version.git_version), platform.machine(), *command]
-    path = _cache() / f'{hashlib.sha256(repr(made_for).encode() + SOURCE).hexdigest()[:16]}.so'
+    made = hashlib.sha256(repr(made_for).encode() + SOURCE).hexdigest()
+    path = cache_folder('rrto') / f'{made[:16]}.so'
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as made:
-            done = subprocess.run([*command, f'{made}/guard.so'], input=SOURCE, check=False,
+        with tempfile.TemporaryDirectory(dir=path.parent) as new:
+            done = subprocess.run([*command, f'{new}/guard.so'], input=SOURCE, check=False,
                                   capture_output=True)
             if done.returncode:
                 raise OSError(f'{command[0]}: {done.stderr.decode(errors="replace")[:500]}')
-            os.replace(f'{made}/guard.so', path)   # other programs see all of the file or none
+            os.replace(f'{new}/guard.so', path)   # other programs see all of the file or none
     return path
