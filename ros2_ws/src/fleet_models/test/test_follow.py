@@ -353,8 +353,8 @@ def test_a_large_version_is_read_beside_the_servers_node(made, tmp_path, monkeyp
     eventually(lambda: done)       # the node goes on
     assert server.offer._source.offered is None
     go_on.set()
-    with follow(mine) as fleet:
-        assert fleet.wait(LIMIT) and fleet.take() and same(mine, last)
+    with follow(mine) as fleet:    # which may get an earlier one before
+        eventually(lambda: fleet.take() and same(mine, last))
 
 
 @pytest.mark.parametrize('content', [b'', b'another file'])
