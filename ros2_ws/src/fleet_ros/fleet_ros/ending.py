@@ -45,6 +45,28 @@ _PR_SET_PDEATHSIG = 1
 _parent = 0    # process id of the parent; 0 without a launcher
 
 
+_raising: Interruption | None = None    # whose `raised` is open
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let `Interruption.raised` raise only at the end of this context.
+
+    Use it for constructors of rclpy, whose destructors fail if a constructor was interrupted.
+    """
+    interruption = _raising
+    if interruption is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interruption._raises = False
+    try:
+        yield
+    finally:
+        interruption._raises = True
+    if interruption:
+        raise KeyboardInterrupt
+
+
 class Interruption:
     """Records the signals that this process receives.
 
@@ -77,13 +99,14 @@ class Interruption:
 
         If a signal has arrived earlier, raise KeyboardInterrupt at once.
         """
-        self._raises = True
+        global _raising
+        self._raises, _raising = True, self
         try:
             if self:
                 raise KeyboardInterrupt
             yield
         finally:
-            self._raises = False
+            self._raises, _raising = False, None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -85,8 +85,6 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
                    signal_handler_options=SignalHandlerOptions.NO)
         with interruption.raised():
             node = build()
-            if ends:
-                never_collect_what_is_loaded()
     except KeyboardInterrupt:
         return _end(0)  # the node has not begun to work, so there is nothing to clean up
     # a task or model has called sys.exit; the exit code 0 would look like success
@@ -97,6 +95,8 @@ def _run(build: Callable[[], Any], serve: Callable[[Any, Interruption], int],
         if not is_users(error, packages):
             traceback.print_exc()
         return _end(fail(explained(error, packages)))
+    if ends:
+        never_collect_what_is_loaded()
     nodes = _listed(node)
     with ExitStack() as released:
         released.callback(_end, 0)

@@ -11,6 +11,8 @@ from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 
+from .ending import uninterrupted
+
 
 @contextmanager
 def until_shut_down(context: Context) -> Iterator[None]:
@@ -28,6 +30,10 @@ class Executor(SingleThreadedExecutor):
     """An executor whose constructor a signal may interrupt, without an error when it is deleted."""
 
     _sigint_gc: Any = None    # read by `__del__`
+
+    def __init__(self, *, context: Context | None = None) -> None:
+        with uninterrupted():
+            super().__init__(context=context)
 
 
 class Spinning:

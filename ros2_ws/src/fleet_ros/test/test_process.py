@@ -70,6 +70,36 @@ def test_a_process_that_gets_a_signal_waits_for_no_thread_that_still_computes():
         process.process.kill()
 
 
+EARLY = """
+import os, signal
+from fleet_ros.process import run
+from fleet_ros.spinning import Spinning
+from rclpy.guard_condition import GuardCondition
+from rclpy.node import Node
+
+made = GuardCondition.__init__
+
+def interrupted(self, *arguments, **named):
+    if type(self) is not GuardCondition:
+        os.kill(os.getpid(), signal.SIGINT)
+    made(self, *arguments, **named)
+
+def build():
+    node = Node('thing')
+    GuardCondition.__init__ = interrupted
+    Spinning(node)
+    raise AssertionError('it was not interrupted')
+
+run(build, lambda node, interruption: 7, None, ())
+"""
+
+
+def test_a_signal_while_an_executor_is_made_ends_the_process_without_a_traceback():
+    done = subprocess.run([sys.executable, '-c', EARLY], env=environment(free_domain()),
+                          capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
 HANGS = """
 import ctypes
 from fleet_ros import ending

@@ -115,7 +115,7 @@ def test_a_server_that_cannot_take_over_is_not_asked_all_the_time(link, monkeypa
     timer = SimpleNamespace(cancel=lambda: looks.clear())
     link._wanted = ''
     link.node = SimpleNamespace(create_timer=lambda _, look: looks.append(look) or timer)
-    monkeypatch.setattr(shell, 'servers', lambda node: ['other'])
+    monkeypatch.setattr(shell, 'usable', lambda node, named: ['other'])
     monkeypatch.setattr(shell, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     link.watch(lambda: asked.append(now[0]) or len(asked) == 3)
     now[0] = 1.0
