@@ -11,7 +11,7 @@ FILE = 'rrto.launch.py'
 
 @pytest.mark.long
 def test_programs_of_two_robots_replay_on_the_server_and_end_cleanly(tmp_path):
-    from rrto_bridge.protocol.qos import STATUS
+    from fleet_ros.qos import STATUS
     from rrto_msgs.msg import BridgeStatus
     replays = {}
     with Launched(tmp_path, FILE, 'robots:=robot1,robot2', 'threads:=1', 'device:=cpu',
