@@ -31,7 +31,7 @@ SEED ?= 1
 help:
 	@echo "make setup     install everything into .venv"
 	@echo "make demo      train a fleet of three robots on this machine, and watch (FLEET=indoor|outdoor|FILE)"
-	@echo "make test      the tests of every package that take seconds; about 8 minutes on two cores"
+	@echo "make test      the tests of every package that take seconds; about 5 minutes on two cores"
 	@echo "make test-all  build every package with colcon and run all tests"
 	@echo "make soak      the property tests with $(SCHEDULES) schedules (SCHEDULES=N), then make chaos"
 	@echo "make chaos     $(MINUTES) minutes of a real fleet that is disturbed on purpose; as root (MINUTES=M SEED=N)"
