@@ -87,7 +87,7 @@ def _state_of(file: Path) -> tuple[dict[str, Tensor], bool]:
     except VersionError:
         raise
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        other = re.search(r'Unsupported (?:global|class|operand): GLOBAL (\S+)', str(error))
+        other = re.search(r'GLOBAL (\S+)', str(error))
         why = f'has an object of {other[1]}' if other else 'is damaged, or of another program'
         raise WeightsError(f'{file} is not a state_dict of torch.save: it {why}; write it by '
                            'torch.save(model.state_dict(), FILE)') from error
